@@ -1,0 +1,32 @@
+# `make quickstart` and `make test` set up what they need; see CONTRIBUTING.md.
+EXTRA ?= cpu
+export PYTHON EXTRA
+
+.PHONY: help setup quickstart test lint unit integration e2e clean
+
+help: ## Show these targets
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## Make .venv from the lock file (EXTRA=gpu for a GPU machine, PYTHON=... to name the interpreter)
+	@scripts/setup.sh $(EXTRA)
+
+quickstart: setup ## Train a small agent on this machine's CPU, from nothing to runs/quickstart/summary.json
+	@.venv/bin/asyncrl quickstart
+
+test: setup ## All checks: lint, unit, integration, e2e
+	@scripts/test.sh lint unit integration e2e
+
+lint: setup ## ruff, mypy and the floors
+	@scripts/test.sh lint
+
+unit: setup ## Unit tests: seconds, no processes
+	@scripts/test.sh unit
+
+integration: setup ## Real Ray, vLLM and DeepSpeed on the CPU: minutes
+	@scripts/test.sh integration
+
+e2e: setup ## Whole runs from the command line: minutes
+	@scripts/test.sh e2e
+
+clean: ## Remove the environment and caches; runs/ stays
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info build

@@ -1,0 +1,1 @@
+"""Credit, losses and staleness arithmetic. Pure."""

@@ -1,0 +1,154 @@
+"""Group-relative advantages of turns, over chains and trees, as pure functions of arrays.
+
+The population of SPARK's statistics (arXiv 2601.20209, tree-based policy update; GRPO's normalisation, arXiv
+2402.03300, section 4.1) is the *step rows* of a group: one row for each turn of each root-to-leaf path, so a turn
+shared by k leaves is k rows, each with its own leaf's return::
+
+    s[leaf, turn] = R(leaf) - penalty * [turn invalid]
+    A[leaf, turn] = (s - mean) / (std + 1e-6)         std unbiased; a population of one: mean 0, std 1
+
+Invariants:
+
+* Deduplication is exact. The clipped loss is linear in A on either side of zero, so a shared turn trained once with
+  ``positive = sum max(A, 0)``, ``negative = sum min(A, 0)`` over its leaves and ``copies`` = number of leaves has the
+  loss and gradient of its copies, provided that KL, entropy and token counts are weighted by ``copies``.
+* Equal scores give advantages of exactly 0: what lies within float noise of the mean is the mean, and a std within
+  noise of 0 counts as 1, so noise is never divided by noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
+
+Statistics: TypeAlias = Literal["steps", "trajectories"]
+Normalise: TypeAlias = Literal["mean_std", "mean"]
+Prefix: TypeAlias = Literal["duplicate", "mean"]
+
+EPSILON = 1e-6
+NOISE = 1e-9
+"""Relative size below which a difference of scores is float noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """A group's n turns and L leaves as arrays.
+
+    Raises:
+        ValueError: shapes disagree, a parent does not precede its child, or a turn lies under no leaf.
+    """
+
+    parent: Ints
+    """(n,) index of each turn's parent, which precedes it; -1 at roots."""
+    end: Ints
+    """(L,) index of each leaf's last turn."""
+    returns: Floats
+    """(L,) terminal reward R of each leaf."""
+    valid: NDArray[np.bool_]
+    """(n,) whether the turn's output kept the format."""
+
+    def __post_init__(self) -> None:
+        n, leaves = len(self.parent), len(self.end)
+        if self.valid.shape != (n,) or self.returns.shape != (leaves,):
+            raise ValueError(
+                f"paths: valid must be ({n},) as parent is and returns ({leaves},) as end is, "
+                f"got {self.valid.shape} and {self.returns.shape}"
+            )
+        if np.any(self.parent >= np.arange(n)) or np.any(self.parent < -1):
+            raise ValueError("paths: every parent must be -1 or the index of an earlier turn")
+        if np.any(self.end < 0) or np.any(self.end >= n):
+            raise ValueError(f"paths: every leaf must end at a turn 0..{n - 1}")
+        if np.any(self.copies() == 0):
+            raise ValueError(f"paths: turns {np.flatnonzero(self.copies() == 0).tolist()} lie under no leaf")
+
+    def rows(self) -> tuple[Ints, Ints]:
+        """The step rows as (turn, leaf) index arrays, both of shape (rows,)."""
+        turns, leaves = [], []
+        for leaf, turn in enumerate(self.end.tolist()):
+            while turn >= 0:
+                turns.append(turn)
+                leaves.append(leaf)
+                turn = int(self.parent[turn])
+        return np.array(turns, dtype=np.int64), np.array(leaves, dtype=np.int64)
+
+    def copies(self) -> Ints:
+        """(n,) leaves under each turn."""
+        return np.bincount(self.rows()[0], minlength=len(self.parent)).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """Per-turn advantages in deduplicated form; each array has shape (n,)."""
+
+    positive: Floats
+    negative: Floats
+    copies: Ints
+
+
+AdvantageFn: TypeAlias = Callable[[Paths, Statistics, Normalise, Prefix, float], Credit]
+
+
+def spark(paths: Paths, statistics: Statistics, normalise: Normalise, prefix: Prefix, penalty: float) -> Credit:
+    """SPARK's tree advantage.
+
+    Args:
+        statistics: population of mean and std: ``steps`` = the rows themselves, ``trajectories`` = the leaves' returns,
+            without penalties.
+        normalise: ``mean`` leaves the division by the std out.
+        prefix: ``duplicate`` = one row for each leaf under a turn; ``mean`` = one row a turn, whose return is the mean
+            over its leaves (then ``copies`` is 1 everywhere).
+        penalty: subtracted from the score of an invalid turn.
+    """
+    turn, leaf = paths.rows()
+    n = len(paths.parent)
+    copies, returns = paths.copies(), paths.returns[leaf]
+    if prefix == "mean":
+        returns = _sum_by(turn, returns, n) / copies
+        turn, copies = np.arange(n), np.ones(n, dtype=np.int64)
+    score = returns - penalty * ~paths.valid[turn]
+    advantage = _standardise(score, score if statistics == "steps" else paths.returns, normalise)
+    return Credit(
+        positive=_sum_by(turn, np.maximum(advantage, 0), n),
+        negative=_sum_by(turn, np.minimum(advantage, 0), n),
+        copies=copies,
+    )
+
+
+def grpo(paths: Paths, statistics: Statistics, normalise: Normalise, prefix: Prefix, penalty: float) -> Credit:
+    """GRPO over independent chains: the formula of :func:`spark` where no turn is shared.
+
+    Raises:
+        ValueError: a turn is shared by several leaves.
+    """
+    if np.any(paths.copies() > 1):
+        raise ValueError("algo.advantage=grpo is for chains, but this group has branched; set tree.criterion=none")
+    return spark(paths, statistics, normalise, prefix, penalty)
+
+
+ADVANTAGES: dict[str, AdvantageFn] = {"spark": spark, "grpo": grpo}
+"""By the name used in ``algo.advantage``."""
+
+
+def _sum_by(index: Ints, values: Floats, n: int) -> Floats:
+    sums = np.zeros(n)
+    np.add.at(sums, index, values)
+    return sums
+
+
+def _standardise(score: Floats, population: Floats, normalise: Normalise) -> Floats:
+    alone = population.size <= 1
+    mean = 0.0 if alone else population.mean()
+    noise = NOISE * max(1.0, float(np.abs(population).max(initial=0.0)))
+    deviation = score - mean
+    deviation[np.abs(deviation) <= noise] = 0.0
+    if normalise == "mean":
+        return deviation
+    std = 1.0 if alone else float(population.std(ddof=1))
+    return deviation / ((std if std > noise else 1.0) + EPSILON)

@@ -1,0 +1,111 @@
+"""The policy loss, in the form that trains a turn shared by several leaves once.
+
+Invariants: every loss is a *sum* over tokens together with the weight it is to be divided by, so any split of the rows
+over micro-batches and ranks adds up to the same loss; a token of weight 0 (forced, or of a padding row) adds exactly
+nothing, to the loss and to the gradient; tensors are one-dimensional over the response tokens of a micro-batch.
+
+The clipped loss is linear in the advantage on each side of zero. Over the leaves l of a shared turn, with ratio r,
+``Apos = sum max(A_l, 0)`` and ``Aneg = sum min(A_l, 0)``, the dual-clip losses of the copies sum to::
+
+    -Apos * min(r, 1 + high)  +  |Aneg| * min(max(r, 1 - low), c)
+
+PPO's clipping: arXiv 1707.06347, equation 7. Dual clip: arXiv 1912.09729, equation 3. k3: Schulman's "Approximating
+KL divergence", third estimator. Shared turns as one copy a leaf: SPARK, arXiv 2601.20209, release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from asyncrl.config.algo import AlgoConfig
+
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios beyond this are cut before ``exp``; a ratio that far out is clipped by the loss anyway."""
+K3_LIMIT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTokens:
+    """The response tokens of a micro-batch; every tensor has shape (tokens,)."""
+
+    logprobs: Tensor
+    """Under the policy in training, at the sampling temperature; carries the gradient."""
+    behaviour: Tensor
+    """Under the policy that sampled the token, as the engine reported them."""
+    advantage_pos: Tensor
+    advantage_neg: Tensor
+    copies: Tensor
+    """Leaves that share the token's turn; 0 where the token is not trained on."""
+    entropy: Tensor
+    """Of the next-token distribution, in nats; needs a gradient only if its coefficient is above 0."""
+    reference: Tensor | None = None
+    """Under the cold-start model; None where no divergence is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossSum:
+    """Part of a loss: divide the sum of all parts by the sum of their weights."""
+
+    total: Tensor
+    """Scalar, carries the gradient."""
+    weight: float
+    """Tokens that ``total`` counts, each as often as its turn has copies."""
+    sums: dict[str, float] = field(default_factory=dict)
+    """Diagnostics to be divided by the weight."""
+    maxima: dict[str, float] = field(default_factory=dict)
+
+
+def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """Divergence of the policy from the reference per token, estimated on tokens the policy sampled; >= 0."""
+    d = (reference - logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return (d.exp() - d - 1).clamp(-K3_LIMIT, K3_LIMIT)
+
+
+def policy_loss(tokens: PolicyTokens, algo: AlgoConfig) -> LossSum:
+    """Clipped policy loss, k3 divergence and entropy bonus, summed over tokens and copies.
+
+    Diagnostics: ``policy_loss``, ``entropy``, ``ratio``, ``kl_behaviour`` (k3 between the sampling and the trained
+    policy), ``kl_reference``, ``clipped`` (share of tokens that sit on a flat side of the loss for one of their copies)
+    and the maximum ``ratio_max``.
+    """
+    copies = tokens.copies
+    trained = (copies > 0).to(copies.dtype)
+    log_ratio = (tokens.logprobs - tokens.behaviour).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    ratio = log_ratio.exp()
+    gain = tokens.advantage_pos * trained
+    cost = tokens.advantage_neg.abs() * trained
+    low, high, ceiling = 1 - algo.clip_low, 1 + algo.clip_high, algo.dual_clip
+    clipped = cost * ratio.clamp(min=low).clamp(max=ceiling) - gain * ratio.clamp(max=high)
+    total = clipped.sum()
+    if algo.entropy_coef > 0:
+        total = total - algo.entropy_coef * (copies * tokens.entropy).sum()
+
+    with torch.no_grad():
+        flat = ((gain > 0) & (ratio > high)) | ((cost > 0) & ((ratio < low) | (ratio > ceiling)))
+        sums = {
+            "policy_loss": clipped.sum(),
+            "entropy": (copies * tokens.entropy).sum(),
+            "ratio": (copies * ratio).sum(),
+            "kl_behaviour": (copies * (ratio - 1 - log_ratio)).sum(),
+            "clipped": (copies * flat).sum(),
+        }
+        ratio_max = (ratio * trained).max() if len(ratio) else ratio.sum()
+    if tokens.reference is not None:
+        divergence = (copies * k3(tokens.logprobs, tokens.reference)).sum()
+        total = total + algo.kl_coef * divergence
+        sums["kl_reference"] = divergence.detach()
+    return LossSum(
+        total,
+        float(copies.sum()),
+        {name: float(value) for name, value in sums.items()},
+        {"ratio_max": float(ratio_max)},
+    )
+
+
+def cross_entropy(logprobs: Tensor, weight: Tensor) -> LossSum:
+    """Negative log-likelihood of demonstrated tokens, summed; ``weight`` (tokens,) is 0 where a token isn't trained on."""
+    total = -(weight * logprobs).sum()
+    return LossSum(total, float(weight.sum()), {"nll": float(total.detach())})

@@ -1,0 +1,1 @@
+"""The supervised cold start: demonstrations, their annotation, training rows."""

@@ -1,0 +1,1 @@
+"""Typed configuration: YAML in, one frozen pydantic model out."""

@@ -1,0 +1,28 @@
+"""Credit and loss."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from asyncrl.config.base import Strict
+
+
+class AlgoConfig(Strict):
+    advantage: Literal["spark", "grpo"] = "spark"
+    """``spark``: group statistics over the step rows of all leaves, shared turns once a leaf.
+    ``grpo``: the same over chains."""
+    statistics: Literal["steps", "trajectories"] = "steps"
+    """What group mean and std run over; the releases use step rows."""
+    normalise: Literal["mean_std", "mean"] = "mean_std"
+    prefix: Literal["duplicate", "mean"] = "duplicate"
+    """Credit of a turn shared by several leaves: the sum over them (SPARK's release), or one copy with their mean."""
+    success_reward: float = Field(10.0, gt=0)
+    """Terminal reward of a successful leaf; a failed one gets 0."""
+    invalid_penalty: float = Field(0.1, ge=0)
+    """Subtracted from the score of a turn whose output breaks the format."""
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.2, gt=0)
+    dual_clip: float = Field(3.0, gt=1)
+    kl_coef: float = Field(0.01, ge=0)
+    """Weight of the k3 divergence from the cold-start model; 0 loads no reference."""
+    entropy_coef: float = Field(0.001, ge=0)

@@ -1,0 +1,31 @@
+"""The generator actors and their vLLM engines."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from asyncrl.config.base import Strict
+
+
+class EngineConfig(Strict):
+    generators: int = Field(1, ge=1)
+    """Generator actors, one engine each."""
+    kind: Literal["vllm", "scripted"] = "vllm"
+    """``scripted`` answers from a script instead of a model: for tests of everything around the engine."""
+    gpus: float = Field(0, ge=0)
+    """GPUs of one generator; below 1 it shares a GPU with a learner."""
+    cpus: float = Field(1, ge=0)
+    """CPUs Ray reserves for one generator."""
+    max_num_seqs: int = Field(64, ge=1)
+    """Requests in flight in one engine."""
+    max_model_len: int = Field(2560, ge=64)
+    kv_cache_gib: float = Field(1, gt=0)
+    """KV cache on the CPU; on a GPU ``gpu_memory_utilization`` decides."""
+    gpu_memory_utilization: float = Field(0.85, gt=0, lt=1)
+    enforce_eager: bool = True
+    prefix_caching: bool = True
+    kv: Literal["keep", "recompute"] = "keep"
+    """After a publish: running requests keep their cached prefix, or have it recomputed under the new weights."""
+    start_timeout_s: float = Field(300, gt=0)
+    generate_timeout_s: float = Field(300, gt=0)
+    publish_timeout_s: float = Field(120, gt=0)

@@ -1,0 +1,24 @@
+"""Which environment, and the workers that run it."""
+
+from typing import Any
+
+from pydantic import Field
+
+from asyncrl.config.base import Strict
+
+
+class EnvConfig(Strict):
+    name: str
+    """Registered short name, or ``module:Class``."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the environment's class."""
+    train_split: str = "train"
+    test_split: str = "test"
+    max_turns: int | None = Field(None, ge=1)
+    """Turns of an episode; None takes the environment's own limit."""
+    workers: int = Field(1, ge=1)
+    """Env worker actors."""
+    slots_per_worker: int = Field(8, ge=1)
+    """Live environments in one worker; a worker steps one at a time unless the environment releases the GIL."""
+    step_timeout_s: float = Field(60, gt=0)
+    """Longest a reset, step or restore may take before the slot counts as lost."""

@@ -1,0 +1,26 @@
+"""The asynchronous loop."""
+
+from pydantic import Field
+
+from asyncrl.config.base import Strict
+
+
+class RuntimeConfig(Strict):
+    updates: int = Field(120, ge=0)
+    """Training batches in a run; each ends in a publish."""
+    groups_per_batch: int = Field(16, ge=1)
+    """Task groups in a training batch, however many turn samples they come to."""
+    max_lag: int = Field(2, ge=0)
+    """Most versions a group may be behind when it is trained; 0 is synchronous."""
+    coordinators: int = Field(2, ge=1)
+    """Actors that expand forests."""
+    seed: int = 0
+    eval_every: int = Field(0, ge=0)
+    """Updates between evaluations during training; 0 evaluates only at start and end."""
+    checkpoint_every: int = Field(10, ge=1)
+    """Updates between checkpoints; the last update always makes one."""
+    keep_checkpoints: int = Field(2, ge=1)
+    check_publish: bool = True
+    """After each publish compare the engine's log-probs of a few sampled tokens with the learner's."""
+    group_timeout_s: float = Field(3600, gt=0)
+    """Longest one task's forest may take before it is reported lost and its task admitted again."""

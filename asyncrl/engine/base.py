@@ -1,0 +1,52 @@
+"""What the rest of the system knows of a generator.
+
+A generator is a Ray actor holding one engine; its methods are awaited through the actor handle. Token ids go in and
+come out; text never crosses this line. Versions are integers, 0 at start, and only a completed publish changes them:
+
+    pause() -> [learner ranks: start_weight_update, update_weights ..., finish_weight_update] ->
+    update_weight_version(str(version)) -> resume()
+
+Requests in flight are kept over a pause, and ``resume`` is called whether or not the transfer succeeded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from asyncrl.types import Generation, Sampling
+
+
+class Engine(Protocol):
+    async def start(self) -> None:
+        """Load the model; returns when requests can be served."""
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, key: str) -> Generation:
+        """One turn. ``key`` is the turn's own id; state inside the engine is kept under it."""
+
+    async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        """Log-probs at temperature 1 of ``ids[start:]`` given what precedes each (start >= 1), under the current weights."""
+
+    async def pause(self) -> None:
+        """Freeze generation; requests in flight are kept."""
+
+    async def resume(self) -> None: ...
+
+    async def init_weight_transfer_engine(self, request: Any) -> None: ...
+
+    async def start_weight_update(self) -> None: ...
+
+    async def update_weights(self, request: Any) -> None: ...
+
+    async def finish_weight_update(self) -> None: ...
+
+    async def update_weight_version(self, version: str) -> None:
+        """Label the weights now in place; the prefix cache's salt follows."""
+
+    async def version(self) -> int: ...
+
+    async def stats(self) -> dict[str, float]:
+        """Counters since start: ``tokens_generated``, ``prompt_tokens``, ``cached_prompt_tokens``, ``requests``."""
+
+    async def shutdown(self) -> None:
+        """End the engine and its child processes."""

@@ -1,0 +1,78 @@
+"""Evaluation episodes: chains at the evaluation temperature, every task of a split once (or ``samples`` times)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+from scipy.stats import binomtest
+
+from asyncrl.rollout.coordinator import GroupSummary
+from asyncrl.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReport:
+    """Shares over the finished episodes; ``lost`` episodes (infrastructure) are left out of them and counted."""
+
+    episodes: int
+    lost: int
+    success: float
+    success_low: float
+    success_high: float
+    """95 % Wilson interval of ``success``."""
+    valid_turns: float
+    """Share of turns whose output keeps the format."""
+    turns_mean: float
+    tokens_mean: float
+
+    def metrics(self) -> dict[str, float]:
+        return {f"eval/{name}": float(getattr(self, name)) for name in self.__slots__}
+
+
+async def evaluate(
+    coordinators: Sequence[Any],
+    tasks: Sequence[Task],
+    samples: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> EvalReport:
+    """Run all episodes at once (the environment pool paces them) and report shares.
+
+    Args:
+        progress: called with (finished, total) after each episode.
+    """
+    total = len(tasks) * samples
+    done = 0
+
+    async def episode(coordinator: Any, task: Task, key: int) -> GroupSummary:
+        nonlocal done
+        summary = await coordinator.evaluate.remote(task, key)
+        done += 1
+        progress(done, total)
+        return summary
+
+    # Keys below zero cannot meet those of training groups.
+    jobs = zip(cycle(coordinators), [task for task in tasks for _ in range(samples)], range(-1, -1 - total, -1))
+    return report(await asyncio.gather(*(episode(*job) for job in jobs)))
+
+
+def report(summaries: Sequence[GroupSummary]) -> EvalReport:
+    finished = [summary for summary in summaries if summary.leaves]
+    turns = sum(summary.turns for summary in finished)
+    if not turns:
+        raise RuntimeError(f"evaluation: all {len(summaries)} episodes were lost; the warnings above say why")
+    successes = sum(summary.successes for summary in finished)
+    interval = binomtest(successes, len(finished)).proportion_ci(method="wilson")
+    return EvalReport(
+        episodes=len(finished),
+        lost=len(summaries) - len(finished),
+        success=successes / len(finished),
+        success_low=float(interval.low),
+        success_high=float(interval.high),
+        valid_turns=sum(summary.valid_turns for summary in finished) / turns,
+        turns_mean=turns / len(finished),
+        tokens_mean=sum(summary.tokens for summary in finished) / len(finished),
+    )

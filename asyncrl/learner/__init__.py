@@ -1,0 +1,1 @@
+"""The DeepSpeed learner group: packing, update, publish, checkpoint."""

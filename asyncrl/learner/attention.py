@@ -1,0 +1,69 @@
+"""Causal attention within the rows of a packed row, as a Transformers attention function.
+
+Invariants: a token attends to itself and the tokens before it in its own row, nothing else; no mask the size of
+tokens x tokens is ever made. The model's forward is given ``index=RowIndex`` and hands it down unchanged. On a GPU in
+half precision the rows go to PyTorch's variable-length flash attention as they lie; otherwise they are laid out as a
+rectangle padded on the right, where plain causal attention already keeps padding out of sight.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from asyncrl.learner.batch import RowIndex
+
+NAME = "asyncrl_rows"
+
+
+def row_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    index: RowIndex,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Query, key, value: (1, heads, tokens, width), keys and values with their own number of heads.
+
+    Returns:
+        (1, tokens, heads, width) and no attention weights.
+
+    Raises:
+        ValueError: a row longer than the model's sliding window.
+    """
+    if sliding_window is not None and index.longest > sliding_window:
+        raise ValueError(
+            f"a row of {index.longest} tokens exceeds the model's sliding window of {sliding_window}; "
+            "train with shorter rows or a model with full attention"
+        )
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+        return _flash(q, k, v, index, scaling).unsqueeze(0), None
+    q, k, v = (
+        x.index_select(0, index.to_rows).view(index.rows, index.longest, *x.shape[1:]).transpose(1, 2)
+        for x in (q, k, v)
+    )
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, scale=scaling, enable_gqa=True)
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, index.to_packed).unsqueeze(0), None
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, index: RowIndex, scaling: float | None) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    copies = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(copies, dim=1) for x in (k, v))
+    edges, longest = index.edges, index.longest
+    return varlen_attn(q, k, v, edges, edges, longest, longest, scale=scaling, window_size=(-1, 0))
+
+
+AttentionInterface.register(NAME, row_attention)

@@ -1,0 +1,172 @@
+"""Rows laid end to end in one packed row, and what is read back out of it.
+
+Invariants: positions restart at each row and no token attends beyond its own row (``attention.py``); targets and digests
+are read from the packed tensor itself, not from the samples it was made from; a row of weight 0 trains nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncrl.types import TurnSample
+
+
+class Row(NamedTuple):
+    """Tokens of which the last ones, the response, are predicted."""
+
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+
+
+PADDING = Row((0,), (0,))
+"""What an empty micro-batch holds, so that a rank without rows still takes part in the collectives."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowIndex:
+    """Where the rows of a packed row lie, for attention within rows.
+
+    ``to_rows`` (rows * longest,) lists, row by row, the packed positions that fill a rectangle padded on the right;
+    ``to_packed`` (tokens,) finds each packed token in that rectangle; ``edges`` (rows + 1,) are cumulative lengths.
+    """
+
+    to_rows: Tensor
+    to_packed: Tensor
+    edges: Tensor
+    rows: int
+    longest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A micro-batch. ``tokens`` counts all tokens, ``T`` the response tokens in row order."""
+
+    input_ids: Tensor
+    """(1, tokens) int64."""
+    position_ids: Tensor
+    """(1, tokens) int64."""
+    at: Tensor
+    """(T,) packed positions of the response tokens; the one before each predicts it."""
+    row: Tensor
+    """(T,) which row each response token belongs to."""
+    index: RowIndex
+
+    @property
+    def targets(self) -> Tensor:
+        """(T,) the response tokens."""
+        return self.input_ids[0, self.at]
+
+
+def pack(rows: Sequence[Row], device: torch.device | str = "cpu") -> Packed:
+    """Lay rows end to end.
+
+    Raises:
+        ValueError: no rows, or a row without a prompt token to predict its first response token from.
+    """
+    if not rows:
+        raise ValueError("a micro-batch needs at least one row; use PADDING for an empty one")
+    prompts = np.array([len(row.prompt_ids) for row in rows])
+    if (prompts < 1).any():
+        raise ValueError(f"row {int(prompts.argmin())} has an empty prompt: its first response token has no context")
+    responses = np.array([len(row.response_ids) for row in rows])
+    lengths = prompts + responses
+    edges = np.concatenate(([0], lengths.cumsum()))
+    ids = np.concatenate([np.asarray(part, dtype=np.int64) for row in rows for part in row])
+    positions = np.arange(edges[-1]) - np.repeat(edges[:-1], lengths)
+    row_of = np.repeat(np.arange(len(rows)), lengths)
+    at = np.flatnonzero(positions >= prompts[row_of])
+    longest = int(lengths.max())
+    column = np.arange(longest)
+    # A padded slot repeats the row's last token: causal attention never lets a real token see it.
+    rectangle = edges[:-1, None] + np.minimum(column, lengths[:, None] - 1)
+    in_row = column < lengths[:, None]
+
+    def tensor(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+
+    index = RowIndex(
+        tensor(rectangle.reshape(-1)),
+        tensor(np.flatnonzero(in_row)),
+        tensor(edges.astype(np.int32)),
+        len(rows),
+        longest,
+    )
+    return Packed(tensor(ids)[None], tensor(positions)[None], tensor(at), tensor(row_of[at]), index)
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What the loss needs of each response token; every tensor has shape (T,)."""
+
+    behaviour: Tensor
+    advantage_pos: Tensor
+    advantage_neg: Tensor
+    copies: Tensor
+    """0 where the token was not sampled from the policy."""
+
+
+def columns(samples: Sequence[TurnSample], device: torch.device | str = "cpu") -> Columns:
+    """Per-token columns in the order of ``pack``'s response tokens.
+
+    Raises:
+        ValueError: a sample whose ids, mask and log-probs differ in length.
+    """
+    for sample in samples:
+        if not len(sample.response_ids) == len(sample.loss_mask) == len(sample.logprobs):
+            raise ValueError(
+                f"sample (group {sample.group}, node {sample.node}): {len(sample.response_ids)} response ids, "
+                f"{len(sample.loss_mask)} mask entries and {len(sample.logprobs)} log-probs; they must be equally many"
+            )
+    sizes = torch.tensor([len(sample.response_ids) for sample in samples])
+
+    def per_token(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32).repeat_interleave(sizes).to(device)
+
+    def flat(parts: list[Sequence[float]]) -> Tensor:
+        return torch.from_numpy(np.concatenate([np.asarray(part, dtype=np.float32) for part in parts])).to(device)
+
+    return Columns(
+        flat([sample.logprobs for sample in samples]),
+        per_token([sample.advantage_pos for sample in samples]),
+        per_token([sample.advantage_neg for sample in samples]),
+        per_token([sample.copies for sample in samples]) * flat([sample.loss_mask for sample in samples]),
+    )
+
+
+def weight(samples: Sequence[TurnSample]) -> int:
+    """What the summed loss of ``samples`` is divided by: trained tokens, each as often as its turn has copies."""
+    return sum(sample.copies * sum(sample.loss_mask) for sample in samples)
+
+
+class Digest(NamedTuple):
+    """Proof of which tokens of a turn were trained on."""
+
+    group: int
+    node: int
+    sha1: str
+    """Of the trained response ids; see ``digest``."""
+
+
+def digest(ids: Sequence[int]) -> str:
+    """Hex SHA-1 of token ids as little-endian int64, in order."""
+    return hashlib.sha1(np.asarray(ids, dtype="<i8").tobytes()).hexdigest()
+
+
+def digests(packed: Packed, copies: Tensor, samples: Sequence[TurnSample]) -> list[Digest]:
+    """Digest of each row's trained tokens, as they lie in the packed tensor. Rows of weight 0 have none."""
+    trained = copies > 0
+    ids = packed.targets[trained].cpu().numpy()
+    counts = torch.bincount(packed.row[trained], minlength=packed.index.rows).cpu().numpy()
+    parts = np.split(ids, counts.cumsum()[:-1])
+    return [
+        Digest(sample.group, sample.node, digest(part))
+        for sample, part in zip(samples, parts, strict=True)
+        if len(part)
+    ]

@@ -1,0 +1,77 @@
+"""Which rows go through the model together: a plan that every rank computes for itself and that is the same on all.
+
+Invariants: a pure function of its arguments; every row is in exactly one micro-batch; no micro-batch of two or more
+rows exceeds the token budget; every rank has the same number of micro-batches (collectives must match), the missing
+ones being empty lists, which become rows without weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+Plan = list[list[list[int]]]
+"""``plan[rank][i]`` lists the row indexes of that rank's i-th micro-batch."""
+
+
+def plan(lengths: Sequence[int], tokens_per_micro_batch: int, world_size: int) -> Plan:
+    """Pack rows into micro-batches of at most ``tokens_per_micro_batch`` tokens and share them out over the ranks.
+
+    Rows are lined up longest first and the line is cut, so a micro-batch holds rows of like length (attention pads to
+    its longest). The number of cuts is the least that keeps the budget, rounded up to whole rounds of all ranks; the
+    cuts are then placed so that the largest micro-batch is as small as it can be.
+
+    Args:
+        lengths: tokens of each row; a row above the budget gets a micro-batch of its own.
+
+    Raises:
+        ValueError: a length below 1, or a budget or world size below 1.
+    """
+    if tokens_per_micro_batch < 1 or world_size < 1:
+        raise ValueError(
+            f"tokens_per_micro_batch and world_size must be at least 1, got {tokens_per_micro_batch} and {world_size}"
+        )
+    short = next((row for row, length in enumerate(lengths) if length < 1), None)
+    if short is not None:
+        raise ValueError(f"every row needs at least one token; row {short} has {lengths[short]}")
+    line = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    rounds = -(-len(_cut(line, lengths, tokens_per_micro_batch)) // world_size)
+    low, high = 1, tokens_per_micro_batch
+    while low < high:
+        middle = (low + high) // 2
+        if len(_cut(line, lengths, middle)) <= rounds * world_size:
+            high = middle
+        else:
+            low = middle + 1
+    return _share_out(_cut(line, lengths, high), lengths, rounds, world_size)
+
+
+def _cut(line: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    batches: list[list[int]] = []
+    left = 0
+    for row in line:
+        if not batches or lengths[row] > left:
+            batches.append([])
+            left = budget
+        batches[-1].append(row)
+        left -= lengths[row]
+    return batches
+
+
+def _share_out(batches: list[list[int]], lengths: Sequence[int], rounds: int, world_size: int) -> Plan:
+    shares: Plan = [[] for _ in range(world_size)]
+    load = [0] * world_size
+    tokens = [sum(lengths[row] for row in batch) for batch in batches]
+    for i in sorted(range(len(batches)), key=lambda i: (-tokens[i], i)):
+        rank = min((r for r in range(world_size) if len(shares[r]) < rounds), key=lambda r: (load[r], r))
+        shares[rank].append(batches[i])
+        load[rank] += tokens[i]
+    for share in shares:
+        share.extend([] for _ in range(rounds - len(share)))
+    return shares
+
+
+def split_groups(groups: int, steps: int) -> list[range]:
+    """Indexes of the groups of each optimizer step: contiguous, as equal as can be, never empty unless there are none."""
+    steps = max(1, min(steps, groups))
+    edges = [groups * step // steps for step in range(steps + 1)]
+    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]

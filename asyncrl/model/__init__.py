@@ -1,0 +1,1 @@
+"""Making and loading models and tokenizers."""

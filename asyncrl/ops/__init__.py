@@ -1,0 +1,1 @@
+"""What a person starts: whole runs, checks, the quickstart."""

@@ -1,0 +1,67 @@
+"""What can be known to be wrong before any actor starts.
+
+``asyncrl.config`` checks what a file says; here the world is asked: is the environment there, its splits, what it
+needs on this machine, the model's folder. All problems are reported at once, each under its field's path.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+from asyncrl.config.load import ConfigError
+from asyncrl.config.run import RunConfig
+from asyncrl.env import find_env
+
+
+def preflight(config: RunConfig) -> None:
+    """
+    Raises:
+        ConfigError: something the run needs is missing; one line each.
+    """
+    problems = [*_environment(config), *_model(config)]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _environment(config: RunConfig) -> Iterator[str]:
+    env = config.env
+    try:
+        env_class = find_env(env.name, env.options).env_class()
+    except ValueError as error:
+        yield f"env.name: {error}"
+        return
+    try:
+        inspect.signature(env_class).bind(**env.options)
+    except TypeError as error:
+        yield f"env.options: {env.name} does not take them: {error}"
+    # An environment that needs something of the machine (Java, data, a server) says so in a classmethod of this name.
+    needs = getattr(env_class, "preflight", None)
+    if needs is not None:
+        try:
+            needs()
+        except Exception as error:
+            yield f"env.name: {env.name} cannot run here: {error}"
+            return
+    for field in ("train_split", "test_split"):
+        split = getattr(env, field)
+        try:
+            if not len(env_class.tasks(split)):
+                yield f"env.{field}: split {split!r} of {env.name} holds no task"
+        except ValueError as error:
+            yield f"env.{field}: {error}"
+
+
+def _model(config: RunConfig) -> Iterator[str]:
+    if config.model.path is not None:
+        from asyncrl.model.load import ModelNotFound, check_model_folder
+
+        try:
+            check_model_folder(config.model.path)
+        except ModelNotFound as error:
+            yield str(error)
+    elif config.engine.max_model_len > config.model.tiny.max_length:
+        yield (
+            f"engine.max_model_len: {config.engine.max_model_len} exceeds "
+            f"model.tiny.max_length = {config.model.tiny.max_length}"
+        )

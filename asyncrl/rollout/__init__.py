@@ -1,0 +1,1 @@
+"""Forest expansion over generators and environment workers."""

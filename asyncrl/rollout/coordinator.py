@@ -1,0 +1,131 @@
+"""A Ray actor that expands forests and turns them into training rows.
+
+Invariants: a forest lives in one coordinator; what the driver gets back is numbers (a :class:`GroupSummary`), while
+the turn samples and the tree's record stay in the object store until the learner and the recorder fetch them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from asyncrl.algo.samples import turn_samples
+from asyncrl.config.run import RunConfig
+from asyncrl.config.tree import TreeConfig
+from asyncrl.engine.fleet import Fleet
+from asyncrl.env import find_env
+from asyncrl.model.load import load_tokenizer
+from asyncrl.rollout.expansion import Expansion, Site
+from asyncrl.rollout.slot import Slot
+from asyncrl.text.prompt import PromptEncoder
+from asyncrl.tree.criteria import make_criterion
+from asyncrl.tree.forest import Forest
+from asyncrl.tree.records import GroupRecord, record_of
+from asyncrl.types import Group, Sampling, Task, TurnSample
+
+CHAIN = TreeConfig(roots=1, branch=1, leaves=1, criterion="none")
+"""The forest of an evaluation episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """The numbers of a completed group."""
+
+    key: int
+    task: Task
+    leaves: int
+    successes: int
+    turns: int
+    valid_turns: int
+    exploring_turns: int
+    branched_turns: int
+    """Turns with more than one child."""
+    reward_mean: float
+    leaf_turns_mean: float
+    tokens: int
+    """Generated tokens, each shared turn once."""
+    prompt_tokens: int
+    version_first: int
+    version_last: int
+    spans: dict[tuple[int, int], int]
+    """Turns by (first, last) version of their tokens, as the engine reports them."""
+    counters: dict[str, int]
+    seconds: float
+    probe: tuple[tuple[int, ...], int]
+    """(ids, start) of one turn: prompt and response, and where the response begins; for checking a publish."""
+
+
+class Coordinator:
+    def __init__(self, config: RunConfig, model_path: str, generators: list[Any], pool: Any) -> None:
+        env_class = find_env(config.env.name, config.env.options).env_class()
+        self._config = config
+        self._site = Site(
+            config=config,
+            fleet=Fleet(generators, config.engine),
+            acquire=partial(Slot.acquire, pool, config.env.step_timeout_s, config.runtime.group_timeout_s),
+            prompts=PromptEncoder(load_tokenizer(model_path), config.prompt, env_class.role),
+            copies_itself=env_class.can_snapshot,
+            max_turns=config.env.max_turns or env_class.max_turns,
+        )
+
+    async def ready(self) -> bool:
+        return True
+
+    async def expand(self, task: Task, key: int) -> tuple[GroupSummary, list[TurnSample], GroupRecord]:
+        """Grow the training forest of one task.
+
+        Raises:
+            TimeoutError: the forest took longer than ``runtime.group_timeout_s``.
+        """
+        config = self._config
+        group = await self._grow(task, key, config.tree, config.sampling.temperature)
+        samples = turn_samples(group, config.algo)
+        return summarise(group), samples, record_of(group, config.tree, samples)
+
+    async def evaluate(self, task: Task, key: int) -> GroupSummary:
+        """One episode of one task, as a chain, at the evaluation temperature."""
+        return summarise(await self._grow(task, key, CHAIN, self._config.sampling.eval_temperature))
+
+    async def _grow(self, task: Task, key: int, tree: TreeConfig, temperature: float) -> Group:
+        # The seed depends on the task attempt alone, so that any coordinator makes the same choices.
+        rng = random.Random(f"{self._config.runtime.seed}/{key}/{task.env}/{task.id}")
+        forest = Forest(task, key, tree, rng)
+        sampling = Sampling(temperature=temperature, max_tokens=self._config.sampling.max_tokens)
+        expansion = Expansion(self._site, task, key, forest, make_criterion(tree, rng), sampling)
+        async with asyncio.timeout(self._config.runtime.group_timeout_s):
+            return await expansion.grow()
+
+
+def summarise(group: Group) -> GroupSummary:
+    turns = [node.turn for node in group.nodes]
+    spans = Counter((turn.generation.spans[0].version, turn.generation.spans[-1].version) for turn in turns)
+    children = Counter(node.parent for node in group.nodes if node.parent is not None)
+    leaves = len(group.leaves)
+    probe: tuple[tuple[int, ...], int] = ((), 0)
+    if turns:
+        first = turns[0]
+        probe = (first.prompt_ids + first.generation.token_ids, len(first.prompt_ids))
+    return GroupSummary(
+        key=group.key,
+        task=group.task,
+        leaves=leaves,
+        successes=sum(leaf.success for leaf in group.leaves),
+        turns=len(turns),
+        valid_turns=sum(turn.parsed.valid for turn in turns),
+        exploring_turns=sum(turn.parsed.explores for turn in turns),
+        branched_turns=sum(count > 1 for count in children.values()),
+        reward_mean=sum(leaf.total_reward for leaf in group.leaves) / leaves if leaves else 0.0,
+        leaf_turns_mean=sum(len(group.path(leaf)) for leaf in group.leaves) / leaves if leaves else 0.0,
+        tokens=sum(len(turn.generation.token_ids) for turn in turns),
+        prompt_tokens=sum(len(turn.prompt_ids) for turn in turns),
+        version_first=min((first for first, _ in spans), default=0),
+        version_last=max((last for _, last in spans), default=0),
+        spans=dict(spans),
+        counters=dict(group.counters),
+        seconds=group.seconds,
+        probe=probe,
+    )

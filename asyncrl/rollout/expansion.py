@@ -1,0 +1,235 @@
+"""Growing one task's forest.
+
+Invariants: every leaf is one coroutine, so no turn waits for a turn of another leaf; the forest has one owner, so its
+leaf budget is a local integer; a branch happens after the exploring turn's action has been executed, and the child
+starts from exactly the state the parent was in then (copied, or replayed and verified); a child that cannot be
+verified is released, counted, and never trained on; an infrastructure failure loses a leaf, it never scores it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from asyncrl.config.run import RunConfig
+from asyncrl.engine.fleet import Fleet, GenerationFailed
+from asyncrl.env import ReplayMismatch, Trace
+from asyncrl.rollout.slot import Slot, SlotLost
+from asyncrl.text.parse import parse
+from asyncrl.text.prompt import PromptEncoder, PromptTooLong
+from asyncrl.tree.criteria import Criterion
+from asyncrl.tree.forest import Forest, LeafId, LeafState
+from asyncrl.types import Group, Sampling, Step, Task, Turn
+
+log = logging.getLogger(__name__)
+
+REBUILDS = 3
+"""How often one leaf's environment is rebuilt elsewhere before the leaf counts as lost."""
+
+CAUSES: dict[type[Exception], str] = {
+    SlotLost: "env_worker",
+    GenerationFailed: "generator",
+    PromptTooLong: "prompt_too_long",
+}
+"""What may end a leaf without a score, and the name it is counted under."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What an expansion works with; shared by all expansions of a coordinator."""
+
+    config: RunConfig
+    fleet: Fleet
+    acquire: Callable[[], Awaitable[Slot]]
+    """Waits for a free environment slot."""
+    prompts: PromptEncoder
+    copies_itself: bool
+    """The environment can snapshot and restore its state."""
+    max_turns: int
+
+
+@dataclass(slots=True)
+class _Fork:
+    """The state a child starts from."""
+
+    trace: Trace
+    snapshot: Any
+    actions: tuple[str, ...] | None
+
+
+@dataclass(slots=True)
+class _Walk:
+    """One leaf on its way: where its environment lives and what it has done."""
+
+    leaf: LeafId
+    slot: Slot
+    trace: Trace
+    rebuilds: int = field(default=0)
+
+
+class Expansion:
+    def __init__(self, site: Site, task: Task, key: int, forest: Forest, criterion: Criterion, sampling: Sampling):
+        self._site, self._task, self._key = site, task, key
+        self._forest, self._criterion, self._sampling = forest, criterion, sampling
+        self._counters: Counter[str] = Counter()
+        self._triggers: list[tuple[int, asyncio.Future[tuple[LeafId, ...]]]] = []
+
+    async def grow(self) -> Group:
+        """Expand until every leaf has ended. The group may hold fewer leaves than were started, or none."""
+        started = time.monotonic()
+        async with asyncio.TaskGroup() as self._walks:
+            for leaf in self._forest.roots():
+                self._walks.create_task(self._root(leaf))
+        group = self._forest.group(time.monotonic() - started)
+        for name, count in self._counters.items():
+            group.counters[name] = group.counters.get(name, 0) + count
+        return group
+
+    async def _root(self, leaf: LeafId) -> None:
+        try:
+            slot = await self._site.acquire()
+            first = await slot.reset(self._task)
+        except SlotLost as lost:
+            self._lose(leaf, lost)
+            return
+        await self._walk(_Walk(leaf, slot, Trace(self._task, first)))
+
+    async def _child(self, leaf: LeafId, fork: _Fork) -> None:
+        """Wait for a slot as an action list, become the parent's state, prove it, go on alone."""
+        started = time.monotonic()
+        try:
+            slot = await self._site.acquire()
+            waited = time.monotonic()
+            if self._site.copies_itself:
+                first = await slot.restore(fork.snapshot)
+            else:
+                first = await slot.replay(fork.trace, fork.actions)
+                self._counters["replayed_steps"] += len(fork.trace.actions)
+        except ReplayMismatch as mismatch:
+            log.warning("a branch is dropped: %s", mismatch)
+            await slot.release()
+            self._counters["replay_mismatches"] += 1
+            self._forest.release(leaf, "replay_mismatch")
+            return
+        except SlotLost as lost:
+            log.warning("a branch of %s/%s is dropped: %s", self._task.env, self._task.id, lost)
+            self._forest.release(leaf, CAUSES[SlotLost])
+            return
+        self._counters["branch_wait_ms"] += round(1e3 * (waited - started))
+        self._counters["branch_restore_ms"] += round(1e3 * (time.monotonic() - waited))
+        if not first.same_as(fork.trace.last):
+            log.warning("a branch of %s/%s is dropped: restored to another state", self._task.env, self._task.id)
+            await slot.release()
+            self._counters["replay_mismatches"] += 1
+            self._forest.release(leaf, "replay_mismatch")
+            return
+        self._counters["branches_verified"] += 1
+        await self._walk(_Walk(leaf, slot, fork.trace.copy()))
+
+    async def _walk(self, walk: _Walk) -> None:
+        """Turn after turn until the episode ends."""
+        try:
+            while not await self._turn(walk):
+                pass
+        except tuple(CAUSES) as error:
+            self._lose(walk.leaf, error)
+        finally:
+            await walk.slot.release()
+
+    async def _turn(self, walk: _Walk) -> bool:
+        """One turn; True when it was the leaf's last."""
+        forest, leaf = self._forest, walk.leaf
+        path = forest.path(leaf)
+        observation = walk.trace.last
+        prompt_ids = self._site.prompts.encode(observation, [(n.turn.observation, n.turn.parsed.action) for n in path])
+        turn_key = f"{self._key}.{leaf}.{len(path)}"
+        generation = await self._site.fleet.generate(prompt_ids, self._sampling, key=turn_key, near=str(self._key))
+        text = self._site.prompts.decode(generation.token_ids)
+        parsed = parse(text, self._site.config.prompt.method)
+        step = await self._step(walk, parsed.action)
+        walk.trace.add(parsed.action, step)
+        turn = Turn(
+            observation=observation,
+            prompt_ids=tuple(prompt_ids),
+            generation=generation,
+            text=text,
+            parsed=parsed,
+            reward=step.reward,
+            terminated=step.terminated,
+            truncated=step.truncated,
+            info=dict(step.info),
+        )
+        node = forest.extend(leaf, turn)
+        if step.done:
+            forest.finish(leaf, "terminated" if step.terminated else "truncated", bool(step.info.get("success")))
+            return True
+        if node.depth + 1 >= self._site.max_turns:
+            forest.finish(leaf, "turn_limit", success=False)
+            return True
+        if self._criterion(turn):
+            await self._branch(walk)
+        return False
+
+    async def _branch(self, walk: _Walk) -> None:
+        """Ask for children at the state the leaf is in now, and start those that are granted."""
+        granted: asyncio.Future[tuple[LeafId, ...]] = asyncio.get_running_loop().create_future()
+        self._triggers.append((walk.leaf, granted))
+        if len(self._triggers) == 1:  # triggers of one pass of the event loop are simultaneous: served together
+            asyncio.get_running_loop().call_soon(self._serve_triggers)
+        children = await granted
+        if not children:
+            return
+        try:
+            snapshot = await walk.slot.snapshot() if self._site.copies_itself else None
+            actions = None if self._site.copies_itself else await walk.slot.list_actions()
+        except SlotLost:
+            for child in children:
+                self._forest.release(child, CAUSES[SlotLost])
+            await self._rebuild(walk)
+            return
+        fork = _Fork(walk.trace.copy(), snapshot, actions)
+        for child in children:
+            self._walks.create_task(self._child(child, fork))
+
+    def _serve_triggers(self) -> None:
+        triggers, self._triggers = self._triggers, []
+        children = {branch.parent: branch.children for branch in self._forest.serve([leaf for leaf, _ in triggers])}
+        for leaf, granted in triggers:
+            if not granted.done():
+                granted.set_result(children.get(leaf, ()))
+
+    async def _step(self, walk: _Walk, action: str) -> Step:
+        """Execute an action, rebuilding the environment elsewhere when its worker is lost on the way."""
+        while True:
+            try:
+                return await walk.slot.step(action)
+            except SlotLost as lost:
+                log.warning("%s/%s: %s; rebuilding the episode", self._task.env, self._task.id, lost)
+                await self._rebuild(walk)
+
+    async def _rebuild(self, walk: _Walk) -> None:
+        """Bring the leaf's environment back on another slot by verified replay."""
+        walk.rebuilds += 1
+        if walk.rebuilds > REBUILDS:
+            raise SlotLost(f"the environment was lost {walk.rebuilds} times")
+        walk.slot = await self._site.acquire()
+        try:
+            await walk.slot.replay(walk.trace, None)
+        except ReplayMismatch as mismatch:
+            self._counters["replay_mismatches"] += 1
+            raise SlotLost(str(mismatch)) from mismatch
+        self._counters["rebuilds"] += 1
+
+    def _lose(self, leaf: LeafId, error: Exception) -> None:
+        """End a leaf that could not go on; a child without a turn of its own gives its place in the budget back."""
+        log.warning("a leaf of %s/%s is lost: %s", self._task.env, self._task.id, error)
+        cause = CAUSES[type(error)]
+        if self._forest.state(leaf) is LeafState.RESERVED:
+            self._forest.release(leaf, cause)
+        else:
+            self._forest.lose(leaf, cause)

@@ -1,0 +1,1 @@
+"""The asynchronous loop and what it runs on."""

@@ -1,0 +1,133 @@
+"""Everything that runs beside the driver: started together, ended together.
+
+Invariants: nothing is started before the whole layout is known to fit the cluster; whatever was started is ended on
+every way out, in the order learner, coordinators, generators, environment workers, Ray; each end has a time limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from asyncrl.config.run import RunConfig
+from asyncrl.engine.fleet import Fleet
+from asyncrl.env import find_env
+from asyncrl.learner.group import LearnerGroup
+from asyncrl.rollout.coordinator import Coordinator
+from asyncrl.rollout.pool import EnvPool
+
+log = logging.getLogger(__name__)
+
+END_TIMEOUT_S = 30
+WORKER_CPUS = 0.1
+
+ACTOR_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""Models are local folders: a loader that asks a hub would only stall."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    fleet: Fleet
+    pool: Any
+    coordinators: list[Any]
+    learner: LearnerGroup | None
+
+
+@asynccontextmanager
+async def cluster(config: RunConfig) -> AsyncIterator[None]:
+    """Connect to the cluster of ``RAY_ADDRESS``, or start a local one for the length of the run."""
+    given = os.environ.get("RAY_ADDRESS")
+    options: dict[str, Any] = {"address": given} if given else {"address": "local", "include_dashboard": False}
+    if not given:
+        options["num_cpus"] = max(os.cpu_count() or 1, math.ceil(cpus_wanted(config)))
+    ray.init(runtime_env={"env_vars": ACTOR_ENV}, logging_level=logging.WARNING, log_to_driver=True, **options)
+    try:
+        refuse_what_does_not_fit(config, ray.cluster_resources())
+        yield
+    finally:
+        ray.shutdown()
+
+
+def cpus_wanted(config: RunConfig) -> float:
+    return (
+        config.engine.generators * config.engine.cpus
+        + config.learner.world_size * config.learner.cpus
+        + config.env.workers * WORKER_CPUS
+    )
+
+
+def refuse_what_does_not_fit(config: RunConfig, resources: dict[str, float]) -> None:
+    """Raises ValueError naming what the layout wants and the cluster lacks, instead of pending for ever."""
+    gpus = config.engine.generators * config.engine.gpus + config.learner.world_size * config.learner.gpus
+    for name, wanted in (("CPU", cpus_wanted(config)), ("GPU", gpus)):
+        have = resources.get(name, 0.0)
+        if wanted > have:
+            raise ValueError(
+                f"the layout wants {wanted:g} {name}s but the cluster has {have:g}: lower engine.generators, "
+                f"learner.world_size or their {name.lower()}s, or add nodes"
+            )
+
+
+@asynccontextmanager
+async def system(config: RunConfig, model_path: str, learner: bool = True) -> AsyncIterator[System]:
+    """Start generators, environment workers, coordinators and (for training) the learner group on ``model_path``."""
+    async with AsyncExitStack() as ends:
+        spec = find_env(config.env.name, config.env.options)
+        pool = ray.remote(EnvPool).options(num_cpus=0, max_concurrency=10_000).remote(
+            spec, config.env.workers, config.env.slots_per_worker
+        )
+        ends.push_async_callback(_end, "environment pool", lambda: _closed(pool))
+        fleet = await Fleet.create(config.engine, model_path, config.model.dtype, config.runtime.seed)
+        ends.push_async_callback(_end, "generators", fleet.shutdown)
+        starting = [fleet.start(), _started(pool, config.env.step_timeout_s)]
+        group: LearnerGroup | None = None
+        if learner:
+            group = LearnerGroup.create(
+                model_path,
+                config.learner,
+                algo=config.algo,
+                dtype=config.model.dtype,
+                temperature=config.sampling.temperature,
+                seed=config.runtime.seed,
+            )
+            ends.push_async_callback(_end, "learner group", group.shutdown)
+            starting.append(group.start())
+        await asyncio.gather(*starting)
+        coordinators = [
+            ray.remote(Coordinator).options(num_cpus=0, max_concurrency=10_000).remote(
+                config, model_path, fleet.handles, pool
+            )
+            for _ in range(config.runtime.coordinators)
+        ]
+        ends.callback(lambda: [ray.kill(coordinator) for coordinator in coordinators])
+        async with asyncio.timeout(config.engine.start_timeout_s):
+            await asyncio.gather(*(coordinator.ready.remote() for coordinator in coordinators))
+        if group is not None:
+            await group.connect(fleet.handles)
+        yield System(fleet, pool, coordinators, group)
+
+
+async def _started(pool: Any, timeout_s: float) -> None:
+    async with asyncio.timeout(timeout_s):
+        await pool.start.remote()
+
+
+async def _closed(pool: Any) -> None:
+    await pool.close.remote()
+    ray.kill(pool)
+
+
+async def _end(what: str, end: Callable[[], Awaitable[None]]) -> None:
+    try:
+        async with asyncio.timeout(END_TIMEOUT_S):
+            await end()
+    except Exception as error:  # the rest must still be ended
+        log.warning("%s did not end cleanly: %r", what, error)

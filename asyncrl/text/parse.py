@@ -1,0 +1,73 @@
+"""Reading a response: the format validators of SPARK (explore or think) and of ReAct (think).
+
+Invariants: model output is untrusted, so it is matched and cut and never evaluated; every string gets an answer, none
+raises; ``valid`` says that the whole format holds, and an invalid response may still carry an action to execute.
+Whether the action is admissible is the environment's business and never changes ``valid``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from asyncrl.types import Parsed
+
+Method = Literal["spark", "react"]
+
+TAGS: dict[Method, tuple[str, ...]] = {"spark": ("explore", "think"), "react": ("think",)}
+"""Method -> the tags that may hold its reasoning."""
+ALL_TAGS = ("think", "explore", "action")
+CJK = re.compile(r"[\u4e00-\u9fff]")
+"""Both releases refuse responses in Chinese characters (a habit of the base models they train)."""
+PLACEHOLDER_CHARS = 30
+"""ReAct executes the tail of a response without any action block; the environment refuses it."""
+
+
+def _block(tag: str) -> re.Pattern[str]:
+    return re.compile(rf"<{tag}>(.*?)</{tag}>", re.IGNORECASE | re.DOTALL)
+
+
+_BLOCKS = {tag: _block(tag) for tag in ALL_TAGS}
+_REACT_STRICT = re.compile(
+    r"^\s*<think>(.*?)</think>\s*<action>(.*?)</action>\s*$", re.IGNORECASE | re.DOTALL
+)
+_REACT_LOOSE = re.compile(r"<\s*action\s*>(.*?)</\s*action\s*>", re.IGNORECASE | re.DOTALL)
+_REACT_TAGS = ("<think>", "</think>", "<action>", "</action>")
+
+
+def parse(text: str, method: Method) -> Parsed:
+    """Read one response (tags kept, end token removed)."""
+    return _parse_spark(text) if method == "spark" else _parse_react(text)
+
+
+def _parse_spark(text: str) -> Parsed:
+    """SPARK: one non-empty explore or think block that starts before the one action block; no Chinese.
+
+    The action keeps its case; without exactly one action block it is empty. Any complete explore block triggers
+    branching, in valid responses and others alike.
+    """
+    actions = list(_BLOCKS["action"].finditer(text))
+    reasons = [(tag, match) for tag in TAGS["spark"] for match in _BLOCKS[tag].finditer(text)]
+    single = len(reasons) == 1
+    tag, reason = reasons[0] if single else ("", None)
+    valid = (
+        len(actions) == 1
+        and reason is not None
+        and bool(reason[1].strip())
+        and reason.start() < actions[0].start()
+        and not CJK.search(text)
+    )
+    action = actions[0][1].strip() if len(actions) == 1 else ""
+    return Parsed(action, tag, valid, explores=any(found == "explore" for found, _ in reasons))
+
+
+def _parse_react(text: str) -> Parsed:
+    """ReAct: a think block, then an action block, and nothing else; a loose action is executed but not valid."""
+    lowered = text.lower()
+    strict = _REACT_STRICT.match(text)
+    if strict and all(lowered.count(tag) == 1 for tag in _REACT_TAGS) and not CJK.search(text):
+        return Parsed(strict[2].lower().strip(), "think", valid=True, explores=False)
+    tag = "think" if len(_BLOCKS["think"].findall(text)) == 1 else ""
+    loose = _REACT_LOOSE.search(text)
+    action = loose[1].lower().strip() if loose else text[-PLACEHOLDER_CHARS:]
+    return Parsed(action, tag, valid=False, explores=False)

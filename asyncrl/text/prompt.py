@@ -1,0 +1,83 @@
+"""From a turn's message to token ids and from sampled ids to text, each exactly once.
+
+Invariants: the ids returned here are what the engine is given and what the learner trains on; nothing downstream
+tokenises again. A prompt never exceeds ``prompt.max_prompt_tokens``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from asyncrl.config.prompt import PromptConfig
+from asyncrl.text.message import History, PromptBuilder
+from asyncrl.types import Observation
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that is used."""
+
+    eos_token_id: int | None
+
+    def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any: ...
+
+    def encode(self, text: str, **kwargs: Any) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], **kwargs: Any) -> Any: ...
+
+    def get_added_vocab(self) -> dict[str, int]: ...
+
+
+class PromptTooLong(ValueError):
+    """Even without history the prompt exceeds the limit; the trajectory ends here."""
+
+
+def encode_prompt(tokenizer: Tokenizer, message: str) -> list[int]:
+    """Ids of one user message in the model's chat template, ready for the response to follow."""
+    ids = tokenizer.apply_chat_template(
+        [{"role": "user", "content": message}], add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    return list(ids)
+
+
+class PromptEncoder:
+    """Prompt builder and tokenizer of one run."""
+
+    def __init__(self, tokenizer: Tokenizer, config: PromptConfig, role: str) -> None:
+        self._tokenizer, self._limit = tokenizer, config.max_prompt_tokens
+        self._builder = PromptBuilder(config, role, special=tokenizer.get_added_vocab())
+
+    def encode(self, observation: Observation, past: History = (), *, list_actions: bool = True) -> list[int]:
+        """Prompt ids of the next turn.
+
+        Args:
+            past: (observation, action) of all earlier turns, oldest first.
+            list_actions: False leaves the admissible actions out (SPARK's cold start).
+
+        Raises:
+            PromptTooLong: longer than ``max_prompt_tokens`` with and without history.
+        """
+        length = 0
+        for with_history in (True, False):
+            message = self._builder.build(observation, past, list_actions=list_actions, with_history=with_history)
+            ids = encode_prompt(self._tokenizer, message)
+            if (length := len(ids)) <= self._limit:
+                return ids
+        raise PromptTooLong(
+            f"the prompt of turn {len(past) + 1} has {length} tokens even without history; "
+            f"prompt.max_prompt_tokens is {self._limit}"
+        )
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of a response without its end token; every other special token stays visible."""
+        ids = list(token_ids)
+        if ids and ids[-1] == self._tokenizer.eos_token_id:
+            ids.pop()
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def encode_response(self, text: str) -> list[int]:
+        """Ids of a demonstrated response, end token included."""
+        end = self._tokenizer.eos_token_id
+        if end is None:
+            raise ValueError("the tokenizer has no end token: set eos_token in its tokenizer_config.json")
+        return [*self._tokenizer.encode(text, add_special_tokens=False), end]

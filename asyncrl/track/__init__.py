@@ -1,0 +1,1 @@
+"""Where measurements go: one sink protocol, one writer, one run folder."""

@@ -1,0 +1,86 @@
+"""The sink protocol and the tracker, the one writer of a run's measurements.
+
+Invariants:
+
+* A step never goes back: one below the last is refused, so every curve is in order.
+* A sink that fails never stops training: it is reported once and gets nothing more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+logger = logging.getLogger(__name__)
+
+Metrics = Mapping[str, float]
+Histograms = Mapping[str, Sequence[float]]
+
+MAX_EXACT = 64
+"""Distinct values up to which a histogram is kept exactly; lags are small integers and stay far below."""
+
+
+class Sink(Protocol):
+    def log(self, step: int, metrics: Metrics, histograms: Histograms) -> None:
+        """Record numbers by name, and lists of numbers by name, of policy version ``step``."""
+
+    def close(self) -> None:
+        """Flush and release; called once."""
+
+
+class Tracker:
+    """Fans each record out to every sink that still works."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = list(sinks)
+        self._step = 0
+
+    def log(self, step: int, metrics: Metrics, histograms: Histograms | None = None) -> None:
+        """Record measurements of policy version ``step``; several calls may share a step.
+
+        Raises:
+            ValueError: ``step`` lies before the last one.
+        """
+        if step < self._step:
+            raise ValueError(f"metrics of step {step} came after those of step {self._step}: steps must not go back")
+        self._step = step
+        for sink in list(self._sinks):
+            try:
+                sink.log(step, metrics, histograms or {})
+            except Exception:
+                logger.exception("%s failed at step %d and is left out from here on", type(sink).__name__, step)
+                self._sinks.remove(sink)
+
+    def close(self) -> None:
+        """Close every sink; idempotent."""
+        while self._sinks:
+            sink = self._sinks.pop()
+            try:
+                sink.close()
+            except Exception:
+                logger.exception("%s did not close cleanly", type(sink).__name__)
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def bin_values(values: Sequence[float]) -> dict[str, list[float]]:
+    """Counts of ``values`` as plain lists.
+
+    Returns:
+        ``{"values": distinct, "counts": ...}`` while there are at most ``MAX_EXACT`` distinct values, else
+        ``{"edges": n + 1 of them, "counts": n}`` over equal bins.
+    """
+    counts = Counter(float(value) for value in values)
+    if len(counts) <= MAX_EXACT:
+        distinct = sorted(counts)
+        return {"values": distinct, "counts": [counts[value] for value in distinct]}
+    heights, edges = np.histogram(np.asarray(values, dtype=np.float64), bins=MAX_EXACT)
+    return {"edges": edges.tolist(), "counts": heights.tolist()}

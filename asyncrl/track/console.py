@@ -1,0 +1,63 @@
+"""Live progress on a terminal, plain lines everywhere else.
+
+On a terminal a bar of versions and the last values stay at the bottom while other output scrolls above them; in a file
+or a pipe each record is one line of ``name=value``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from asyncrl.track.base import Histograms, Metrics
+
+COLUMNS = 4
+"""Values side by side in the live table."""
+
+
+class ConsoleSink:
+    def __init__(self, total: int, headline: Sequence[str] = (), console: Console | None = None) -> None:
+        """``total`` is the last version; ``headline`` names the metrics to show, in order (none: all of them)."""
+        self._console = console or Console()
+        self._headline = tuple(headline)
+        self._shown: dict[str, float] = {}
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._version = self._progress.add_task("version", total=total)
+        self._live: Live | None = None
+        if self._console.is_terminal:
+            self._live = Live(self._render(), console=self._console, refresh_per_second=4)
+            self._live.start()
+
+    def log(self, step: int, metrics: Metrics, histograms: Histograms) -> None:
+        names = self._headline or tuple(metrics)
+        shown = {name: float(metrics[name]) for name in names if name in metrics}
+        self._shown |= shown
+        if self._live is not None:
+            self._progress.update(self._version, completed=step)
+            self._live.update(self._render())
+        elif shown:
+            values = "  ".join(f"{name}={value:.4g}" for name, value in shown.items())
+            self._console.print(f"version {step}  {values}", markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _render(self) -> Group:
+        table = Table.grid(padding=(0, 3))
+        cells = [f"{name} [bold]{value:.4g}[/bold]" for name, value in self._shown.items()]
+        for start in range(0, len(cells), COLUMNS):
+            table.add_row(*cells[start : start + COLUMNS])
+        return Group(self._progress, table)

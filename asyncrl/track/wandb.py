@@ -1,0 +1,85 @@
+"""Weights & Biases, offline unless the user is logged in.
+
+Invariants: nothing here asks a question or waits longer than ``INIT_TIMEOUT_S``; with ``auto`` a server that does not
+answer means an offline run, never a failed one.
+"""
+
+from __future__ import annotations
+
+import logging
+import netrc
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlparse
+
+import numpy as np
+import wandb
+
+from asyncrl.track.base import Histograms, Metrics
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["online", "offline", "disabled"]
+
+INIT_TIMEOUT_S = 30.0
+"""Longest wait for the server when a run starts online."""
+
+
+def logged_in() -> bool:
+    """Whether W&B finds an API key without asking: in the environment, or where ``wandb login`` leaves it."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    try:
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def resolve_mode(mode: str) -> Mode:
+    """What ``track.wandb`` comes to here: ``auto`` follows WANDB_MODE where that is set, else the login."""
+    asked = os.environ.get("WANDB_MODE", "") if mode == "auto" else mode
+    if asked in ("online", "offline", "disabled"):
+        return asked  # type: ignore[return-value]
+    return "online" if logged_in() else "offline"
+
+
+class WandbSink:
+    def __init__(self, mode: str, project: str, name: str, folder: Path, config: Mapping[str, Any]) -> None:
+        """Start a run whose files lie under ``folder``.
+
+        Raises:
+            wandb.Error: the run cannot start, and ``mode`` is not ``auto``.
+        """
+        resolved = resolve_mode(mode)
+        try:
+            self._run = _init(resolved, project, name, folder, config)
+        except Exception as error:
+            if mode != "auto" or resolved != "online":
+                raise
+            logger.warning("W&B does not answer (%s); this run is recorded offline", error)
+            self._run = _init("offline", project, name, folder, config)
+
+    def log(self, step: int, metrics: Metrics, histograms: Histograms) -> None:
+        record: dict[str, Any] = dict(metrics)
+        for name, values in histograms.items():
+            if len(values):
+                record[name] = wandb.Histogram(np.asarray(values, dtype=np.float64))  # type: ignore[arg-type]
+        self._run.log(record, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _init(mode: Mode, project: str, name: str, folder: Path, config: Mapping[str, Any]) -> wandb.Run:
+    return wandb.init(
+        project=project,
+        name=name,
+        dir=str(folder),
+        mode=mode,
+        config=dict(config),
+        settings=wandb.Settings(init_timeout=INIT_TIMEOUT_S, console="off", silent=True, disable_git=True),
+    )

@@ -1,0 +1,277 @@
+"""The forest of one task as a synchronous state machine; coroutines drive it, one owner at a time.
+
+Invariants, after every call:
+
+* Leaf budget (SPARK, Eq. 7 with finished leaves counted): reserved + active + finished + lost <= N. A branch makes
+  ``min(B - 1, N - leaves so far)`` children and reserves their slots at once, so a child that still waits for its
+  environment is already paid for.
+* A slot comes back only when a child fails before its first turn (``release``). A leaf lost later keeps its slot:
+  its turns were played.
+* A branch happens at the last node of an active leaf, after that node's action was executed, at most once a node and
+  never where the episode ended.
+* A leaf is in the group only if it finished; a node only if it lies on the path to such a leaf.
+
+A call that would break one of these raises :class:`ForestError` and changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from random import Random
+from typing import Literal, TypeAlias, get_args
+
+from asyncrl.config.tree import TreeConfig
+from asyncrl.types import Group, LeafRecord, Node, Task, Turn
+
+LeafId: TypeAlias = int
+"""Unique within a forest; roots are 0..M-1, children follow in the order of their branches."""
+
+End: TypeAlias = Literal["terminated", "truncated", "turn_limit"]
+
+
+class ForestError(RuntimeError):
+    """A transition that the forest's rules forbid: a mistake of the caller, not of the model or the environment."""
+
+
+class LeafState(Enum):
+    RESERVED = "reserved"
+    """A child that has not completed its first turn."""
+    ACTIVE = "active"
+    FINISHED = "finished"
+    RELEASED = "released"
+    """A child that failed before its first turn; it holds no slot."""
+    LOST = "lost"
+    """Ended by infrastructure; it holds its slot but is not in the group."""
+
+
+@dataclass(slots=True)
+class _Leaf:
+    id: LeafId
+    tree: int
+    state: LeafState
+    last: int | None
+    """Last node of its path, for a reserved child the fork; None for a root without a turn."""
+    served: int | None = None
+    """Last node at which its trigger was served or denied."""
+    end: End = "terminated"
+    success: bool = False
+
+
+class Forest:
+    """M trees of one task attempt under one leaf budget.
+
+    Args:
+        key: admission number of the task attempt.
+        rng: draws the order of simultaneous triggers.
+    """
+
+    def __init__(self, task: Task, key: int, cfg: TreeConfig, rng: Random) -> None:
+        self.task, self.key, self.cfg = task, key, cfg
+        self.counters: Counter[str] = Counter(
+            dict.fromkeys(("triggers", "branches", "children", "denied", "curtailed", "discarded", "lost"), 0)
+        )
+        self._rng = rng
+        self._nodes: list[Node] = []
+        self._leaves = [_Leaf(i, i, LeafState.ACTIVE, None) for i in range(cfg.roots)]
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def roots(self) -> list[LeafId]:
+        """The M leaves active at the start."""
+        return list(range(self.cfg.roots))
+
+    def state(self, leaf_id: LeafId) -> LeafState:
+        return self._leaf(leaf_id).state
+
+    def live(self) -> list[LeafId]:
+        """Leaves that are still to end: reserved and active ones."""
+        return [leaf.id for leaf in self._leaves if leaf.state in (LeafState.RESERVED, LeafState.ACTIVE)]
+
+    @property
+    def used(self) -> int:
+        """Slots of the budget that are taken: every leaf so far except released ones."""
+        return sum(leaf.state is not LeafState.RELEASED for leaf in self._leaves)
+
+    @property
+    def complete(self) -> bool:
+        """No leaf is still to end."""
+        return not self.live()
+
+    def depth(self, leaf_id: LeafId) -> int:
+        """Turns on the leaf's path so far, shared ones included; the depth its next node will have."""
+        last = self._leaf(leaf_id).last
+        return 0 if last is None else self._nodes[last].depth + 1
+
+    def path(self, leaf_id: LeafId) -> list[Node]:
+        """Nodes from the root to the leaf's last turn; a child's path begins with its parent's, up to the fork."""
+        at, path = self._leaf(leaf_id).last, []
+        while at is not None:
+            path.append(self._nodes[at])
+            at = self._nodes[at].parent
+        return path[::-1]
+
+    # -- transitions --------------------------------------------------------------------------------------------
+
+    def extend(self, leaf_id: LeafId, turn: Turn) -> Node:
+        """Append a completed turn; a reserved child becomes active with it.
+
+        Raises:
+            ForestError: the leaf has ended, or the environment ended its episode at the last turn.
+        """
+        leaf = self._leaf(leaf_id)
+        if leaf.state not in (LeafState.RESERVED, LeafState.ACTIVE):
+            raise self._error(leaf, "cannot take another turn: it has ended")
+        self._refuse_ended_episode(leaf, "take another turn")
+        node = Node(len(self._nodes), leaf.last, self.depth(leaf_id), leaf.tree, turn)
+        self._nodes.append(node)
+        leaf.last, leaf.state = node.id, LeafState.ACTIVE
+        return node
+
+    def serve(self, triggers: Sequence[LeafId]) -> dict[LeafId, list[LeafId]]:
+        """Serve triggers that arrived at the same time, in random order, while the budget lasts.
+
+        Finish leaves that reached a turn limit first: a finished leaf cannot branch. Triggers that arrived at
+        different times are served by one call each. Every trigger is counted; one that gets no child is ``denied``
+        (also by depth, ``denied_depth_<d>``), one that gets fewer than B - 1 is ``curtailed``.
+
+        Returns:
+            The children of each trigger, none where it was denied; in the order served. A child starts from the state
+            right after its parent's last action and shares its path.
+
+        Raises:
+            ForestError: a leaf is not active, has no turn, ended its episode, or was already served at this node.
+        """
+        if len(set(triggers)) != len(triggers):
+            raise ForestError(f"{self._name}: a leaf is twice among the triggers {list(triggers)}")
+        leaves = [self._leaf(leaf_id) for leaf_id in triggers]
+        for leaf in leaves:
+            self._check_can_branch(leaf)
+        self._rng.shuffle(leaves)
+        return {leaf.id: self._branch(leaf) for leaf in leaves}
+
+    def finish(self, leaf_id: LeafId, end: End, success: bool) -> None:
+        """End an active leaf at its last turn; it will be in the group.
+
+        Raises:
+            ForestError: not active, no turn yet, or ``end`` contradicts the last turn's flags.
+        """
+        leaf = self._leaf(leaf_id)
+        if end not in get_args(End):
+            raise self._error(leaf, f"cannot finish with {end!r}: expected one of {', '.join(get_args(End))}")
+        if leaf.state is not LeafState.ACTIVE:
+            raise self._error(leaf, "cannot finish: only an active leaf can")
+        if leaf.last is None:
+            raise self._error(leaf, "cannot finish before its first turn; lose() it")
+        turn = self._nodes[leaf.last].turn
+        flags = "terminated" if turn.terminated else "truncated" if turn.truncated else "turn_limit"
+        if end != flags:
+            raise self._error(leaf, f"cannot finish as {end!r}: its last turn says {flags!r}")
+        leaf.state, leaf.end, leaf.success = LeafState.FINISHED, end, success
+
+    def release(self, leaf_id: LeafId, cause: str) -> None:
+        """Discard a child that failed before its first turn and give its slot back.
+
+        Args:
+            cause: a short name such as ``replay_mismatch``; counted as ``discarded_<cause>``.
+        """
+        leaf = self._leaf(leaf_id)
+        if leaf.state is not LeafState.RESERVED:
+            raise self._error(leaf, "cannot be released: only a child before its first turn can; lose() it")
+        self._count("discarded", cause)
+        leaf.state = LeafState.RELEASED
+
+    def lose(self, leaf_id: LeafId, cause: str) -> None:
+        """Take a leaf that infrastructure ended out of the group; it never becomes a zero-reward leaf.
+
+        A child that is lost before its first turn is released instead: nothing of it was played.
+
+        Args:
+            cause: a short name such as ``SlotLost``; counted as ``lost_<cause>``.
+        """
+        leaf = self._leaf(leaf_id)
+        if leaf.state is LeafState.RESERVED:
+            self.release(leaf_id, cause)
+            return
+        if leaf.state is not LeafState.ACTIVE:
+            raise self._error(leaf, "cannot be lost: it has ended")
+        self._count("lost", cause)
+        leaf.state = LeafState.LOST
+
+    def group(self, seconds: float = 0.0) -> Group:
+        """The completed forest: finished leaves, and the nodes on their paths in order of creation.
+
+        ``leaves`` may be fewer than M, or empty, only when leaves were lost (``counters["lost"]``).
+
+        Raises:
+            ForestError: a leaf is still to end.
+        """
+        if not self.complete:
+            raise ForestError(f"{self._name}: leaves {self.live()} are still to end; no group yet")
+        records: list[LeafRecord] = []
+        kept: set[int] = set()
+        for leaf in self._leaves:
+            if leaf.state is LeafState.FINISHED and leaf.last is not None:
+                path = self.path(leaf.id)
+                kept.update(node.id for node in path)
+                reward = sum(node.turn.reward for node in path)
+                records.append(LeafRecord(leaf.id, leaf.tree, leaf.last, reward, leaf.success, leaf.end))
+        nodes = [node for node in self._nodes if node.id in kept]
+        counters = {**self.counters, "turns_dropped": len(self._nodes) - len(nodes)}
+        return Group(self.key, self.task, nodes, records, counters, seconds)
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _branch(self, leaf: _Leaf) -> list[LeafId]:
+        assert leaf.last is not None  # _check_can_branch
+        node = self._nodes[leaf.last]
+        leaf.served = node.id
+        wanted = self.cfg.branch - 1
+        granted = min(wanted, self.cfg.leaves - self.used)
+        children = list(range(len(self._leaves), len(self._leaves) + granted))
+        self._leaves += [_Leaf(i, leaf.tree, LeafState.RESERVED, node.id) for i in children]
+        self.counters["triggers"] += 1
+        if granted:
+            self.counters["branches"] += 1
+            self.counters["children"] += granted
+            self.counters["curtailed"] += granted < wanted
+        elif wanted:
+            self.counters["denied"] += 1
+            self.counters[f"denied_depth_{node.depth}"] += 1
+        return children
+
+    def _check_can_branch(self, leaf: _Leaf) -> None:
+        if leaf.state is not LeafState.ACTIVE:
+            raise self._error(leaf, "cannot branch: only an active leaf can")
+        if leaf.last is None:
+            raise self._error(leaf, "cannot branch before its first turn")
+        self._refuse_ended_episode(leaf, "branch")
+        if leaf.served == leaf.last:
+            raise self._error(leaf, f"was already served at node {leaf.last}")
+
+    def _refuse_ended_episode(self, leaf: _Leaf, what: str) -> None:
+        if leaf.last is not None:
+            turn = self._nodes[leaf.last].turn
+            if turn.terminated or turn.truncated:
+                raise self._error(leaf, f"cannot {what}: its episode ended at node {leaf.last}; finish() it")
+
+    def _count(self, what: str, cause: str) -> None:
+        if not re.fullmatch(r"\w+", cause):
+            raise ForestError(f"{self._name}: cause {cause!r} must be one word such as 'replay_mismatch'")
+        self.counters[what] += 1
+        self.counters[f"{what}_{cause}"] += 1
+
+    def _leaf(self, leaf_id: LeafId) -> _Leaf:
+        if not 0 <= leaf_id < len(self._leaves):
+            raise ForestError(f"{self._name}: no leaf {leaf_id}; ids run from 0 to {len(self._leaves) - 1}")
+        return self._leaves[leaf_id]
+
+    def _error(self, leaf: _Leaf, what: str) -> ForestError:
+        return ForestError(f"{self._name}: leaf {leaf.id} ({leaf.state.value}) {what}")
+
+    @property
+    def _name(self) -> str:
+        return f"forest {self.key} of {self.task.env} task {self.task.id}"

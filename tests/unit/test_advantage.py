@@ -1,0 +1,188 @@
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.algo.advantage import Paths, grpo, spark
+
+STATISTICS, NORMALISE, PREFIX = ("steps", "trajectories"), ("mean_std", "mean"), ("duplicate", "mean")
+MODES = list(product(STATISTICS, NORMALISE, PREFIX))
+
+
+def paths(parent, end, returns, valid=None):
+    return Paths(
+        np.array(parent),
+        np.array(end),
+        np.array(returns, dtype=float),
+        np.ones(len(parent), dtype=bool) if valid is None else np.array(valid, dtype=bool),
+    )
+
+
+def oracle(parent, end, returns, valid, statistics, normalise, prefix, penalty):
+    """The definition, row by row in plain Python: returns [(positive, negative, copies)] for each turn."""
+    rows = []
+    for leaf, turn in enumerate(end):
+        while turn != -1:
+            rows.append((turn, returns[leaf]))
+            turn = parent[turn]
+    if prefix == "mean":
+        merged = []
+        for turn in range(len(parent)):
+            mine = [r for t, r in rows if t == turn]
+            merged.append((turn, math.fsum(mine) / len(mine)))
+        rows = merged
+    scores = [r - (0.0 if valid[t] else penalty) for t, r in rows]
+    population = scores if statistics == "steps" else list(returns)
+    if len(population) == 1:
+        mean, std = 0.0, 1.0
+    else:
+        mean = math.fsum(population) / len(population)
+        std = math.sqrt(math.fsum((x - mean) ** 2 for x in population) / (len(population) - 1))
+    if std < 1e-9:
+        std = 1.0
+    result = [[0.0, 0.0, 0] for _ in parent]
+    for (turn, _), score in zip(rows, scores, strict=True):
+        advantage = score - mean if normalise == "mean" else (score - mean) / (std + 1e-6)
+        result[turn][0 if advantage > 0 else 1] += advantage
+        result[turn][2] += 1
+    return result
+
+
+@st.composite
+def random_trees(draw):
+    """Forests with nested branches; a leaf may also end at a turn that others pass through."""
+    n = draw(st.integers(1, 24))
+    parent = [draw(st.integers(max(-1, i - 4), i - 1)) for i in range(n)]
+    tips = [i for i in range(n) if i not in parent]
+    inner = [i for i in range(n) if i in parent]
+    end = tips + (draw(st.lists(st.sampled_from(inner), unique=True, max_size=2)) if inner else [])
+    values = draw(st.sampled_from([[0.0], [10.0], [0.0, 10.0], [0.0, 0.3, 1.0, 10.0]]))
+    returns = [draw(st.sampled_from(values)) for _ in end]
+    valid = [draw(st.booleans()) for _ in range(n)] if draw(st.booleans()) else [True] * n
+    return parent, end, returns, valid
+
+
+@given(random_trees(), st.sampled_from(MODES), st.sampled_from([0.0, 0.1, 1.0]))
+def test_agrees_with_the_definition_row_by_row(tree, mode, penalty):
+    expected = oracle(*tree, *mode, penalty)
+    got = spark(paths(*tree), *mode, penalty)
+    for i, (positive, negative, copies) in enumerate(expected):
+        assert got.positive[i] == pytest.approx(positive, abs=1e-6)
+        assert got.negative[i] == pytest.approx(negative, abs=1e-6)
+        assert got.copies[i] == copies
+
+
+# One tree of three turns, its first shared by a success (turn 1) and a failure (turn 2), and a one-turn tree that
+# fails with an invalid output (turn 3).
+SHARED = ([-1, 0, 0, -1], [1, 2, 3], [10.0, 0.0, 0.0], [True, True, True, False])
+
+
+def test_shared_prefix_by_hand_duplicated():
+    # Rows 10, 10, 0, 0, -0.1: mean 3.98, variance 120.808 / 4, std 5.495635.
+    got = spark(paths(*SHARED), "steps", "mean_std", "duplicate", 0.1)
+    np.testing.assert_allclose(got.positive, [1.095414, 1.095414, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(got.negative, [-0.724211, 0, -0.724211, -0.742407], atol=1e-6)
+    assert got.copies.tolist() == [2, 1, 1, 1]
+
+
+def test_shared_prefix_by_hand_with_the_mean():
+    # Rows 5, 10, 0, -0.1: mean 3.725, variance 69.5075 / 3, std 4.813436.
+    got = spark(paths(*SHARED), "steps", "mean_std", "mean", 0.1)
+    np.testing.assert_allclose(got.positive, [0.264883, 1.303642, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(got.negative, [0, 0, -0.773875, -0.794651], atol=1e-6)
+    assert got.copies.tolist() == [1, 1, 1, 1]
+
+
+def test_trajectory_statistics_by_hand():
+    # Returns 10, 0, 0: mean 10/3, std 5.773503; the penalty shows in the row, not in the statistics.
+    got = spark(paths(*SHARED), "trajectories", "mean_std", "duplicate", 0.1)
+    np.testing.assert_allclose(got.positive, [1.154700, 1.154700, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(got.negative, [-0.577350, 0, -0.577350, -0.594671], atol=1e-6)
+
+
+@given(random_trees(), st.sampled_from(STATISTICS), st.sampled_from(NORMALISE))
+def test_deduplicated_clipped_loss_equals_that_of_the_copies(tree, statistics, normalise):
+    parent, end, returns, valid = tree
+    ratios = np.exp(np.random.default_rng(0).normal(0, 1, len(parent)))
+    low, high, dual = 0.8, 1.2, 3.0
+
+    def clipped(a, r):
+        inner = -min(a * r, a * min(max(r, low), high))
+        return min(inner, -a * dual) if a < 0 else inner
+
+    # Copies: every leaf a chain of its own.
+    chain_parent, chain_end, chain_of = [], [], []
+    for tip in end:
+        path = []
+        while tip != -1:
+            path.append(tip)
+            tip = parent[tip]
+        for depth, turn in enumerate(reversed(path)):
+            chain_parent.append(-1 if depth == 0 else len(chain_parent) - 1)
+            chain_of.append(turn)
+        chain_end.append(len(chain_parent) - 1)
+    copies = grpo(
+        paths(chain_parent, chain_end, returns, [valid[t] for t in chain_of]), statistics, normalise, "duplicate", 0.1
+    )
+    of_copies = sum(
+        clipped(positive + negative, ratios[turn])
+        for turn, positive, negative in zip(chain_of, copies.positive, copies.negative, strict=True)
+    )
+    got = spark(paths(*tree), statistics, normalise, "duplicate", 0.1)
+    deduplicated = sum(
+        -positive * min(r, high) + abs(negative) * min(max(r, low), dual)
+        for r, positive, negative in zip(ratios, got.positive, got.negative, strict=True)
+    )
+    assert deduplicated == pytest.approx(of_copies, abs=1e-6)
+    assert got.copies.sum() == len(chain_of)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("value", [0.0, 10.0, 0.1])
+def test_equal_scores_give_no_advantage_at_all(mode, value):
+    tree = paths([-1, 0, 0, -1, 3, 4], [1, 2, 5], [value] * 3)
+    got = spark(tree, *mode, 0.1)
+    assert not got.positive.any()
+    assert not got.negative.any()
+
+
+def test_float_noise_is_not_divided_by_float_noise():
+    noisy = [0.1 + 0.2, 0.3, 0.3 + 1e-16]
+    got = spark(paths([-1, -1, -1], [0, 1, 2], noisy), "steps", "mean_std", "duplicate", 0.1)
+    assert not got.positive.any()
+    assert not got.negative.any()
+
+
+def test_a_penalty_amid_equal_returns_is_not_blown_up_by_trajectory_statistics():
+    got = spark(paths([-1, -1], [0, 1], [0.0, 0.0], [True, False]), "trajectories", "mean_std", "duplicate", 0.1)
+    assert got.negative[1] == pytest.approx(-0.1, abs=1e-6)
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_a_single_row_keeps_its_score(statistics):
+    got = spark(paths([-1], [0], [10.0]), statistics, "mean_std", "duplicate", 0.1)
+    assert got.positive[0] == pytest.approx(10.0 / (1 + 1e-6))
+
+
+def test_grpo_refuses_a_branched_group():
+    with pytest.raises(ValueError, match=r"tree\.criterion=none"):
+        grpo(paths(*SHARED), "steps", "mean_std", "duplicate", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([-1, 1], [1], [0.0]), "index of an earlier turn"),
+        (([-1, -2], [0, 1], [0.0, 0.0]), "index of an earlier turn"),
+        (([-1, 0], [2], [0.0]), "must end at a turn 0..1"),
+        (([-1, 0, 0], [1], [0.0]), r"turns \[2\] lie under no leaf"),
+        (([-1], [0], [0.0, 1.0]), r"returns \(1,\)"),
+        (([-1], [0], [0.0], [True, True]), r"valid must be \(1,\)"),
+    ],
+)
+def test_impossible_paths_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        paths(*arguments)

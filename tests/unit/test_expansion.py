@@ -1,0 +1,215 @@
+"""Expansion over doubles of the engine and the slots: budget, branching after the action, verified children, losses."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from asyncrl.config.env import EnvConfig
+from asyncrl.config.run import RunConfig
+from asyncrl.config.tree import TreeConfig
+from asyncrl.engine.fleet import GenerationFailed
+from asyncrl.env import Env, Trace, replay
+from asyncrl.rollout.expansion import Expansion, Site
+from asyncrl.rollout.slot import SlotLost
+from asyncrl.tree.criteria import make_criterion
+from asyncrl.tree.forest import Forest
+from asyncrl.types import Generation, Group, Observation, Sampling, Step, Task, VersionSpan, token_digest
+
+TASK = Task("counter", "0")
+
+
+class Counter(Env):
+    """Counts its actions; ends after ``limit`` of them."""
+
+    role: ClassVar[str] = "You count."
+    max_turns: ClassVar[int] = 50
+    copies: ClassVar[bool] = True
+
+    def __init__(self, limit: int = 5) -> None:
+        self.limit, self.seen = limit, ""
+
+    @classmethod
+    def tasks(cls, split: str) -> Sequence[str]:
+        return ["0"]
+
+    def reset(self, task: Task) -> Observation:
+        self.seen = ""
+        return Observation("", goal="count")
+
+    def step(self, action: str) -> Step:
+        self.seen += action
+        done = len(self.seen) >= self.limit
+        return Step(Observation(self.seen, goal="count"), float(done), done, False, {"success": done} if done else {})
+
+    def list_actions(self) -> tuple[str, ...]:
+        return ("a", "b")
+
+    def snapshot(self) -> str:
+        return self.seen
+
+    def restore(self, snapshot: str) -> Observation:
+        self.seen = snapshot
+        return Observation(self.seen, goal="count")
+
+
+class Drifting(Counter):
+    """Every reset of one process gives another world: its replays must all be caught."""
+
+    resets: ClassVar[int] = 0
+
+    def step(self, action: str) -> Step:
+        step = super().step(action)
+        return step._replace(observation=Observation(f"{self.seen} in world {self.world}", goal="count"))
+
+    def reset(self, task: Task) -> Observation:
+        Drifting.resets += 1
+        self.world = Drifting.resets
+        return super().reset(task)
+
+
+class LocalSlot:
+    """A slot without an actor; fails its first ``failures`` steps."""
+
+    def __init__(self, env: Env, failures: list[int]) -> None:
+        self.env, self._failures = env, failures
+        self.released = False
+
+    async def reset(self, task: Task) -> Observation:
+        return self.env.reset(task)
+
+    async def step(self, action: str) -> Step:
+        await asyncio.sleep(0)
+        if self._failures[0] > 0:
+            self._failures[0] -= 1
+            raise SlotLost("the worker died")
+        return self.env.step(action)
+
+    async def snapshot(self) -> Any:
+        return self.env.snapshot()
+
+    async def restore(self, snapshot: Any) -> Observation:
+        return self.env.restore(snapshot)
+
+    async def list_actions(self) -> tuple[str, ...] | None:
+        return self.env.list_actions()
+
+    async def replay(self, trace: Trace, actions_at_fork: tuple[str, ...] | None) -> Observation:
+        return replay(self.env, trace, actions_at_fork)
+
+    async def release(self) -> None:
+        self.released = True
+
+
+class Prompts:
+    """Ids are the length of the history; a response id is 2 * letter + (1 if it explores)."""
+
+    def encode(self, observation: Observation, history: Sequence[tuple[Observation, str]]) -> list[int]:
+        return [1 + len(history)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        tag = "explore" if ids[0] % 2 else "think"
+        return f"<{tag}>so</{tag}><action>{'ab'[ids[0] // 2]}</action>"
+
+
+class Policy:
+    """Explores with probability ``p``; answers out of order; fails once every ``fails`` calls."""
+
+    def __init__(self, p: float, seed: int = 0, fails: int = 0) -> None:
+        self._p, self._rng, self._fails, self.calls = p, random.Random(seed), fails, 0
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, key: str, near: str) -> Generation:
+        self.calls += 1
+        for _ in range(self._rng.randrange(3)):
+            await asyncio.sleep(0)
+        if self._fails and self.calls % self._fails == 0:
+            raise GenerationFailed("no engine answered")
+        token = 2 * self._rng.randrange(2) + (self._rng.random() < self._p)
+        return Generation((token,), (-0.5,), (VersionSpan(0, 0, 1),), "stop", token_digest([token]))
+
+
+def grow(
+    env: type[Env] = Counter, limit: int = 5, p: float = 0.5, copies: bool = True, seed: int = 0, failures: int = 0,
+    fails: int = 0, tree: TreeConfig | None = None,
+) -> tuple[Group, list[LocalSlot]]:  # fmt: skip
+    tree = tree or TreeConfig(roots=2, branch=2, leaves=6)
+    slots: list[LocalSlot] = []
+    left = [failures]
+
+    async def acquire() -> Any:
+        slots.append(LocalSlot(env(limit=limit) if issubclass(env, Counter) else env(), left))
+        return slots[-1]
+
+    config = RunConfig(env=EnvConfig(name="counter"), tree=tree)
+    policy: Any = Policy(p, seed, fails)
+    prompts: Any = Prompts()
+    site = Site(config, policy, acquire, prompts, copies_itself=copies, max_turns=20)
+    rng = random.Random(seed)
+    forest = Forest(TASK, 0, tree, rng)
+    expansion = Expansion(site, TASK, 0, forest, make_criterion(tree, rng), Sampling(1.0, 8))
+    return asyncio.run(expansion.grow()), slots
+
+
+@pytest.mark.parametrize("copies", [True, False])
+@pytest.mark.parametrize("seed", range(8))
+def test_leaves_stay_between_roots_and_budget(copies: bool, seed: int) -> None:
+    group, slots = grow(copies=copies, seed=seed)
+    assert 2 <= len(group.leaves) <= 6
+    assert group.counters["branches_verified"] == len(group.leaves) - 2
+    assert all(slot.released for slot in slots)
+
+
+def test_always_exploring_fills_the_budget_exactly() -> None:
+    group, _ = grow(p=1.0, limit=8)
+    assert len(group.leaves) == 6
+
+
+def test_a_child_starts_after_the_exploring_action() -> None:
+    group, _ = grow(p=1.0, limit=8)
+    by_id = {node.id: node for node in group.nodes}
+    for node in group.nodes:
+        if node.parent is not None:
+            parent = by_id[node.parent].turn
+            assert node.turn.observation.text == parent.observation.text + parent.parsed.action
+
+
+def test_every_leaf_path_is_one_episode() -> None:
+    group, _ = grow(p=0.7, limit=6, seed=3)
+    for leaf in group.leaves:
+        path = group.path(leaf)
+        assert len(path) == 6
+        assert [node.depth for node in path] == list(range(6))
+        assert path[-1].turn.terminated
+
+
+def test_children_that_cannot_be_verified_are_dropped_and_counted() -> None:
+    group, slots = grow(env=Drifting, p=1.0, copies=False, limit=6)
+    assert len(group.leaves) == 2
+    assert group.counters["replay_mismatches"] == group.counters["discarded"] > 0
+    assert group.counters.get("branches_verified", 0) == 0
+    assert all(slot.released for slot in slots)
+
+
+def test_a_dead_worker_is_rebuilt_by_replay_and_never_scored_zero() -> None:
+    group, _ = grow(p=0.0, failures=3)
+    assert group.counters["rebuilds"] == 3
+    assert len(group.leaves) == 2
+    assert all(leaf.success for leaf in group.leaves)
+
+
+def test_a_leaf_whose_environment_cannot_be_kept_is_lost_not_scored() -> None:
+    group, slots = grow(p=0.0, failures=10**9)
+    assert group.leaves == []
+    assert group.counters["lost_env_worker"] == 2
+    assert len(slots) < 20
+
+
+def test_failing_generations_lose_leaves_and_give_back_children() -> None:
+    group, _ = grow(p=1.0, fails=4, limit=6, seed=1)
+    assert all(leaf.success for leaf in group.leaves)
+    assert group.counters["lost"] + group.counters["discarded"] > 0
+    assert len(group.leaves) <= 6

@@ -1,0 +1,167 @@
+"""The plan of a step, and rows laid end to end."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from asyncrl.learner import attention
+from asyncrl.learner.batch import PADDING, Digest, Row, columns, digest, digests, pack, weight
+from asyncrl.learner.packing import plan, split_groups
+from asyncrl.learner.policy import logprobs
+from asyncrl.types import TurnSample, VersionSpan
+
+lengths_strategy = st.lists(st.integers(1, 90), max_size=60)
+
+
+@given(lengths_strategy, st.integers(1, 120), st.integers(1, 5))
+def test_plan_keeps_its_promises(lengths: list[int], budget: int, world_size: int) -> None:
+    shares = plan(lengths, budget, world_size)
+    assert len(shares) == world_size
+    assert len({len(share) for share in shares}) == 1
+    rows = [row for share in shares for batch in share for row in batch]
+    assert sorted(rows) == list(range(len(lengths)))
+    for share in shares:
+        for batch in share:
+            assert len(batch) <= 1 or sum(lengths[row] for row in batch) <= budget
+    assert shares == plan(list(lengths), budget, world_size)
+
+
+@given(st.lists(st.integers(10, 30), min_size=50, max_size=200), st.integers(1, 4))
+def test_plan_is_full_and_balanced(lengths: list[int], world_size: int) -> None:
+    budget = 300
+    shares = plan(lengths, budget, world_size)
+    batches = sum(1 for share in shares for batch in share)
+    # A micro-batch leaves less than one row (30 tokens) free; the last round may be padded out.
+    assert batches <= -(-sum(lengths) // (budget - 30)) + world_size
+    loads = [sum(lengths[row] for batch in share for row in batch) for share in shares]
+    assert max(loads) - min(loads) <= budget
+
+
+def test_plan_gives_every_rank_work_when_one_micro_batch_would_do() -> None:
+    assert [[len(batch) for batch in share] for share in plan([10] * 8, 1000, 2)] == [[4], [4]]
+    assert plan([7], 1000, 2) == [[[0]], [[]]]
+    assert plan([], 1000, 2) == [[], []]
+
+
+def test_plan_refuses_what_cannot_be_planned() -> None:
+    with pytest.raises(ValueError, match="row 1"):
+        plan([3, 0], 10, 1)
+    with pytest.raises(ValueError, match="tokens_per_micro_batch"):
+        plan([3], 0, 1)
+
+
+@given(st.integers(0, 40), st.integers(1, 8))
+def test_groups_are_split_whole(groups: int, steps: int) -> None:
+    parts = split_groups(groups, steps)
+    assert [i for part in parts for i in part] == list(range(groups))
+    sizes = [len(part) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+    assert len(parts) == max(1, min(steps, groups))
+
+
+def test_pack_by_hand() -> None:
+    packed = pack([Row((5, 6), (7,)), Row((8,), (9, 10))])
+    assert packed.input_ids.tolist() == [[5, 6, 7, 8, 9, 10]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 0, 1, 2]]
+    assert packed.targets.tolist() == [7, 9, 10]
+    assert packed.row.tolist() == [0, 1, 1]
+    assert packed.index.edges.tolist() == [0, 3, 6]
+
+
+def test_pack_refuses_an_empty_prompt() -> None:
+    with pytest.raises(ValueError, match="row 1 has an empty prompt"):
+        pack([Row((1,), (2,)), Row((), (2,))])
+
+
+def sample(prompt: tuple[int, ...], response: tuple[int, ...], mask: tuple[bool, ...], copies: int = 2) -> TurnSample:
+    return TurnSample(
+        prompt, response, mask, (-0.5,) * len(response), 1.5, -0.5, copies, (VersionSpan(0, 0, len(response)),), 4, 9
+    )
+
+
+def test_columns_follow_the_packed_tokens() -> None:
+    samples = [sample((1, 2), (3, 4), (True, False)), sample((1,), (5,), (True,), copies=3)]
+    got = columns(samples)
+    assert got.copies.tolist() == [2, 0, 3]
+    assert got.behaviour.tolist() == [-0.5] * 3
+    assert got.advantage_pos.tolist() == [1.5] * 3
+    assert weight(samples) == 2 + 3 == got.copies.sum()
+
+
+def test_columns_name_a_ragged_sample() -> None:
+    with pytest.raises(ValueError, match="group 4, node 9"):
+        columns([sample((1,), (2, 3), (True,))])
+
+
+def test_digests_read_the_packed_tensor_and_skip_masked_tokens() -> None:
+    samples = [sample((1, 2), (3, 4, 5), (True, False, True)), sample((1,), (6,), (True,), copies=0)]
+    packed = pack([Row(s.prompt_ids, s.response_ids) for s in samples])
+    expected = hashlib.sha1(np.array([3, 5], dtype="<i8").tobytes()).hexdigest()
+    assert digest([3, 5]) == expected
+    assert digests(packed, columns(samples).copies, samples) == [Digest(4, 9, expected)]
+    packed.input_ids[0, 2] = 77
+    assert digests(packed, columns(samples).copies, samples)[0].sha1 == digest([77, 5])
+
+
+@pytest.fixture(scope="module")
+def model() -> Qwen3ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=60,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=48,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def test_packed_equals_unpacked(model: Qwen3ForCausalLM) -> None:
+    rng = np.random.default_rng(1)
+    rows = [
+        Row(tuple(rng.integers(1, 60, size=int(p))), tuple(rng.integers(1, 60, size=int(r))))
+        for p, r in ((9, 3), (1, 1), (20, 7), (5, 0), (2, 12))
+    ]
+    temperature = 0.7
+    model.set_attn_implementation("sdpa")
+    expected, entropies = [], []
+    with torch.no_grad():
+        for row in rows:
+            ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
+            table = (model(input_ids=ids).logits[0] / temperature).log_softmax(-1)[len(row.prompt_ids) - 1 : -1]
+            expected += [table[i, token].item() for i, token in enumerate(row.response_ids)]
+            entropies += (-(table.exp() * table).sum(-1)).tolist()[: len(row.response_ids)]
+    model.set_attn_implementation(attention.NAME)
+    with torch.no_grad():
+        got, entropy = logprobs(model, pack(rows), temperature)
+    torch.testing.assert_close(got, torch.tensor(expected), rtol=0, atol=1e-5)
+    torch.testing.assert_close(entropy, torch.tensor(entropies), rtol=0, atol=1e-5)
+
+
+def test_neighbours_leave_a_row_and_its_gradient_alone(model: Qwen3ForCausalLM) -> None:
+    model.set_attn_implementation(attention.NAME)
+    row = Row((3, 1, 4), (1, 5))
+
+    def gradient(*rows: Row) -> torch.Tensor:
+        model.zero_grad()
+        packed = pack(rows)
+        logprobs(model, packed, 1.0)[0][packed.row == 1].sum().backward()
+        return model.model.layers[0].self_attn.q_proj.weight.grad.clone()
+
+    alone = gradient(PADDING, row)
+    crowded = gradient(Row((9,) * 17, (2,) * 9), row, PADDING)
+    torch.testing.assert_close(alone, crowded, rtol=1e-5, atol=1e-7)
+
+
+def test_entropy_gradient_only_on_request(model: Qwen3ForCausalLM) -> None:
+    model.set_attn_implementation(attention.NAME)
+    packed = pack([Row((3, 1), (4, 1))])
+    assert not logprobs(model, packed, 1.0)[1].requires_grad
+    assert logprobs(model, packed, 1.0, entropy_grad=True)[1].requires_grad

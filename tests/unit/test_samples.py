@@ -1,0 +1,108 @@
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asyncrl.algo.samples import has_signal, turn_samples
+from asyncrl.config.algo import AlgoConfig
+from asyncrl.config.tree import TreeConfig
+from asyncrl.tree.forest import Forest
+from asyncrl.types import VersionSpan, token_digest
+from tests.unit.growing import TASK, grow, make_forest, make_turn
+
+
+def branched_group(success=(True, False), valid=True):
+    """A shared turn with one leaf each side."""
+    forest = make_forest(roots=1, branch=2, leaves=2)
+    forest.extend(0, make_turn(valid=valid))
+    forest.serve([0])
+    for leaf in (0, 1):
+        forest.extend(leaf, make_turn(terminated=True))
+        forest.finish(leaf, "terminated", success[leaf])
+    return forest.group()
+
+
+def test_each_node_is_one_row_with_the_engines_own_tokens():
+    group = branched_group()
+    samples = turn_samples(group, AlgoConfig())
+    assert [sample.node for sample in samples] == [node.id for node in group.nodes]
+    for node, sample in zip(group.nodes, samples, strict=True):
+        assert sample.response_ids is node.turn.generation.token_ids
+        assert sample.logprobs is node.turn.generation.logprobs
+        assert sample.prompt_ids is node.turn.prompt_ids
+        assert sample.spans is node.turn.generation.spans
+        assert sample.loss_mask == (True,) * 3
+        assert sample.digest == node.turn.generation.digest == token_digest(sample.response_ids)
+        assert sample.group == group.key
+    assert [sample.copies for sample in samples] == [2, 1, 1]
+
+
+def test_success_earns_the_configured_reward_whatever_the_environment_paid():
+    samples = turn_samples(branched_group(), AlgoConfig(success_reward=4.0, normalise="mean"))
+    assert [(s.advantage_pos, s.advantage_neg) for s in samples] == [(2.0, -2.0), (2.0, 0.0), (0.0, -2.0)]
+
+
+def test_prefix_mean_trains_a_shared_turn_once():
+    samples = turn_samples(branched_group(), AlgoConfig(normalise="mean", prefix="mean"))
+    assert [(s.advantage_pos, s.advantage_neg, s.copies) for s in samples] == [(0, 0, 1), (5.0, 0, 1), (0, -5.0, 1)]
+
+
+@given(st.integers(0, 2**32))
+def test_advantages_of_a_group_add_up_to_nothing_over_its_copies(seed):
+    rng = Random(seed)
+    cfg = TreeConfig(roots=3, branch=3, leaves=7)
+    group = grow(Forest(TASK, 0, cfg, rng), rng, lose=0.05, fail=0.2).group()
+    samples = turn_samples(group, AlgoConfig())
+    assert len(samples) == len(group.nodes)
+    assert sum(s.copies for s in samples) == sum(len(group.path(leaf)) for leaf in group.leaves)
+    if sum(s.copies for s in samples) > 1:
+        assert sum(s.advantage_pos + s.advantage_neg for s in samples) == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("group", "signal"),
+    [
+        (branched_group((True, False)), True),
+        (branched_group((True, True)), False),
+        (branched_group((False, False)), False),
+        (branched_group((False, False), valid=False), True),
+    ],
+)
+def test_signal(group, signal):
+    assert has_signal(turn_samples(group, AlgoConfig())) is signal
+
+
+def test_an_empty_group_has_no_rows():
+    forest = make_forest(roots=1, leaves=1)
+    forest.lose(0, "SlotLost")
+    samples = turn_samples(forest.group(), AlgoConfig())
+    assert samples == []
+    assert not has_signal(samples)
+
+
+def test_grpo_on_a_branched_group_names_the_group():
+    with pytest.raises(ValueError, match=r"group 11 \(toy task 7\): algo.advantage=grpo is for chains"):
+        turn_samples(branched_group(), AlgoConfig(advantage="grpo"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logprobs": (-1.0,)}, "3 response ids but 1 log-probs"),
+        ({"logprobs": (-1.0, float("nan"), -1.0)}, "log-prob is not finite"),
+        ({"token_ids": (), "logprobs": (), "spans": ()}, "needs prompt and response ids, got 2 and 0"),
+        ({"spans": ()}, "must cover 0..3"),
+        ({"spans": (VersionSpan(0, 0, 2),)}, "must cover 0..3"),
+        ({"spans": (VersionSpan(0, 0, 1), VersionSpan(0, 2, 3))}, "without gaps"),
+        ({"spans": (VersionSpan(1, 0, 1), VersionSpan(0, 1, 3))}, "never decrease"),
+    ],
+)
+def test_a_turn_that_does_not_line_up_is_refused_by_name(change, message):
+    group = branched_group()
+    node = group.nodes[1]
+    group.nodes[1] = replace(node, turn=replace(node.turn, generation=replace(node.turn.generation, **change)))
+    with pytest.raises(ValueError, match=message) as error:
+        turn_samples(group, AlgoConfig())
+    assert "group 11 (toy task 7), node 1" in str(error.value)
