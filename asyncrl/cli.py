@@ -1,23 +1,29 @@
 """The command line. Thin: every command is one call into a room, and rooms are imported only when called.
 
-Exit codes: 0 done, 1 failed, 2 bad input (nothing was started), 130 interrupted, 143 terminated.
+Exit codes: 0 done, 1 failed, 2 bad input (nothing was started), 130 interrupted (Typer sees to it), 143 terminated.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import sys
 from asyncio import CancelledError
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
+from rich import get_console
 from rich.console import Console
+from rich.logging import RichHandler
 from rich.markup import escape
 
 from asyncrl.config.load import ConfigError, dump, load, validate
 from asyncrl.config.run import RunConfig
+from asyncrl.env import REGISTRY, EnvSpec, find_env
 
 app = typer.Typer(
     name="asyncrl",
@@ -42,7 +48,12 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved conf
 @app.callback()
 def _options(debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and debug logs.")] = False) -> None:
     level = logging.DEBUG if debug else logging.INFO
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if sys.stdout.isatty():
+        # The console that live progress is drawn on, so that log lines scroll above it.
+        handler: logging.Handler = RichHandler(console=get_console(), show_path=False)
+        logging.basicConfig(level=logging.WARNING, format="%(message)s", datefmt="%X", handlers=[handler])
+    else:
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("asyncrl").setLevel(level)
 
 
@@ -76,12 +87,16 @@ def evaluate(
 
     [dim]asyncrl eval runs/quickstart/checkpoints/version-000060 eval.tasks=100[/dim]
     """
-    checkpoint = what.is_dir()
-    resolved = load(_config_of(what) if checkpoint else what, overrides or ())
+    source = _config_of(what) if what.is_dir() else what
+    model = model or (what if what.is_dir() else None)
+    chosen = [] if model is None else [f"model.path={json.dumps(str(model))}"]
+    resolved = load(source, [*(overrides or ()), *chosen])
+    if resolved.model.path is None:
+        raise ConfigError("model.path: null makes an untrained model; give --model FOLDER, a checkpoint or model.path")
     _preflight(resolved)
     from asyncrl.ops.single import evaluate_model
 
-    evaluate_model(resolved, model or (what if checkpoint else None))
+    evaluate_model(resolved, resolved.model.path)
 
 
 @app.command()
@@ -95,10 +110,12 @@ def sft(
     [dim]asyncrl sft configs/quickstart.yaml --out models/cold sft.epochs=2[/dim]
     """
     resolved = load(config, overrides or ())
-    _preflight(resolved)
+    if resolved.sft is None:
+        raise ConfigError("sft: the configuration has no cold start; add the section, e.g. sft={}")
+    _preflight(resolved, out)
     from asyncrl.ops.single import cold_start_model
 
-    cold_start_model(resolved, out)
+    cold_start_model(resolved, resolved.sft, out)
 
 
 @app.command()
@@ -123,61 +140,86 @@ def model_init(
     [dim]asyncrl model init --env pantry --out models/tiny model.tiny.layers=2 runtime.seed=1[/dim]
     """
     resolved = validate({"env": {"name": env}}, overrides or (), source="asyncrl model init")
-    _preflight(resolved)
-    from asyncrl.ops.single import init_model
+    _preflight(resolved, out)
+    from asyncrl.ops.job import make_model
 
-    typer.echo(init_model(resolved, out))
+    typer.echo(make_model(resolved, out))
 
 
 @env_app.command("list")
 def env_list() -> None:
     """Show the registered environments."""
-    from asyncrl.env import REGISTRY
-
     for name, target in sorted(REGISTRY.items()):
         typer.echo(f"{name:16} {target}")
 
 
 @env_app.command("check")
-def env_check(name: EnvName) -> None:
-    """Verify that an environment keeps the protocol: determinism, copies, replay, limits, types.
+def env_check(
+    name: EnvName,
+    split: Annotated[str, typer.Option(help="Split whose tasks are tried.")] = "train",
+    tasks: Annotated[int, typer.Option(help="How many of them.", min=1)] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the episodes played.")] = 0,
+) -> None:
+    """Verify that an environment keeps the protocol; exit code 1 where it does not.
 
-    [dim]asyncrl env check mypackage.envs:Maze[/dim]
+    [dim]asyncrl env check mypackage.envs:Maze --tasks 5[/dim]
     """
-    _known(name)
+    spec = _known(name)
     from asyncrl.ops.env_check import check
 
-    check(name)
+    with _bad_input():
+        report = check(spec, split, tasks, seed)
+    for line in report.lines():
+        typer.echo(line)
+    if not report.passed:
+        raise typer.Exit(1)
 
 
 @env_app.command("play")
-def env_play(name: EnvName, task: Annotated[str | None, typer.Option(help="Task id.")] = None) -> None:
-    """Play an environment by hand, seeing exactly what an agent sees."""
-    _known(name)
+def env_play(
+    name: EnvName,
+    task: Annotated[str | None, typer.Option(help="Task id; default: the first training task.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the task.")] = 0,
+) -> None:
+    """Play an environment by hand, seeing what an agent sees.
+
+    [dim]asyncrl env play pantry --task 17[/dim]
+    """
+    spec = _known(name)
     from asyncrl.ops.env_play import play
 
-    play(name, task)
+    with _bad_input():
+        play(spec, task, seed=seed)
 
 
-def _preflight(config: RunConfig) -> None:
+def _preflight(config: RunConfig, out: Path | None = None) -> None:
     """Refuse what cannot work before the heavy rooms are even imported."""
-    from asyncrl.ops.preflight import preflight
+    from asyncrl.ops.preflight import preflight, refuse_used_folder
 
     preflight(config)
+    if out is not None:
+        refuse_used_folder(out)
 
 
-def _known(name: str) -> None:
-    from asyncrl.env import find_env
+def _known(name: str) -> EnvSpec:
+    with _bad_input():
+        spec = find_env(name)
+        spec.env_class()
+    return spec
 
+
+@contextmanager
+def _bad_input() -> Iterator[None]:
+    """A ValueError in here is about what the user asked for."""
     try:
-        find_env(name).env_class()
+        yield
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
 def _config_of(checkpoint: Path) -> Path:
     """The configuration of the run that a checkpoint (``RUN/checkpoints/NAME``) lies in."""
-    config = checkpoint.resolve().parents[1] / "config.yaml"
+    config = checkpoint.resolve().parent.parent / "config.yaml"
     if not config.is_file():
         raise ConfigError(
             f"{checkpoint}: no config.yaml two folders up, so this is not a checkpoint of a run; "
@@ -192,8 +234,6 @@ def main() -> NoReturn:
     try:
         app()
         code = 0
-    except KeyboardInterrupt:
-        code = _say("interrupted", 130)
     except CancelledError:
         code = _say("terminated", 143)
     except ConfigError as error:

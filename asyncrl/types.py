@@ -39,10 +39,12 @@ class Observation:
     """(height, width, 3) RGB, or None."""
     anchor: str = ""
     """Key of the underlying state for step-level groups (GiGPO); empty means ``text``."""
+    action_guide: str = ""
+    """How actions are formed, in words, where they cannot be listed; the prompt shows it in place of ``actions``."""
 
     def same_as(self, other: Observation) -> bool:
         """Equal in everything the agent can see; lists of actions compare only where both are known."""
-        if self.text != other.text or self.goal != other.goal:
+        if (self.text, self.goal, self.action_guide) != (other.text, other.goal, other.action_guide):
             return False
         if self.actions is not None and other.actions is not None and self.actions != other.actions:
             return False

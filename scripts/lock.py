@@ -1,13 +1,18 @@
-"""Write a lock file: the exact versions, in this interpreter's environment, of everything the project needs.
+"""Print a lock file for ``pip install --no-deps -r``: the exact version of everything the project needs.
 
-    .venv/bin/python scripts/lock.py cpu > requirements-cpu.lock
+For CPU machines, from the environment that this interpreter runs in, where everything works together:
 
-Reads pyproject.toml, follows the installed packages' own requirements, and leaves out LEFT_OUT. The result is meant
-for ``pip install --no-deps -r``.
+    .venv/bin/python scripts/lock.py > requirements-cpu.lock
+
+For GPU machines, from pip's own resolution, which needs no GPU and downloads next to nothing:
+
+    pip install --dry-run --ignore-installed --report report.json '.[gpu,scienceworld,dev]' setuptools==78.1.1
+    .venv/bin/python scripts/lock.py report.json > requirements-gpu.lock
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
@@ -26,8 +31,7 @@ LEFT_OUT = {
     "triton",
 }
 
-EXTRAS = ("scienceworld", "dev")
-"""Extras of the project that every lock file holds, beside the one named on the command line."""
+EXTRAS = ("cpu", "scienceworld", "dev")
 
 
 def closure(roots: list[str]) -> dict[str, str]:
@@ -52,16 +56,29 @@ def closure(roots: list[str]) -> dict[str, str]:
     return pinned
 
 
-def main() -> None:
-    if len(sys.argv) != 2 or sys.argv[1] not in ("cpu", "gpu"):
-        sys.exit(__doc__)
+def installed() -> dict[str, str]:
     project = tomllib.loads(Path("pyproject.toml").read_text())
     extras = project["project"]["optional-dependencies"]
-    roots = [*project["project"]["dependencies"], *extras[sys.argv[1]], *project["build-system"]["requires"]]
-    for extra in EXTRAS:
-        roots += extras[extra]
-    print(f"# Made by scripts/lock.py {sys.argv[1]}; installed by scripts/setup.sh with --no-deps. Do not edit.")
-    for name, version in sorted(closure(roots).items()):
+    return closure(
+        [
+            *project["build-system"]["requires"],
+            *project["project"]["dependencies"],
+            *(requirement for extra in EXTRAS for requirement in extras[extra]),
+        ]
+    )
+
+
+def resolved(report: str) -> dict[str, str]:
+    found = [item["metadata"] for item in json.loads(Path(report).read_text())["install"]]
+    return {canonicalize_name(item["name"]): item["version"] for item in found if item["name"] != "asyncrl"}
+
+
+def main() -> None:
+    if len(sys.argv) > 2:
+        sys.exit(__doc__)
+    pinned = resolved(sys.argv[1]) if len(sys.argv) == 2 else installed()
+    print("# Made by scripts/lock.py, installed by scripts/setup.sh. Do not edit.")
+    for name, version in sorted(pinned.items()):
         print(f"{name}=={version}")
 
 

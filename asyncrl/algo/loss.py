@@ -106,6 +106,5 @@ def policy_loss(tokens: PolicyTokens, algo: AlgoConfig) -> LossSum:
 
 
 def cross_entropy(logprobs: Tensor, weight: Tensor) -> LossSum:
-    """Negative log-likelihood of demonstrated tokens, summed; ``weight`` (tokens,) is 0 where a token isn't trained on."""
-    total = -(weight * logprobs).sum()
-    return LossSum(total, float(weight.sum()), {"nll": float(total.detach())})
+    """Negative log-likelihood of demonstrated tokens, summed; ``weight`` (tokens,) is 0 where one isn't trained on."""
+    return LossSum(-(weight * logprobs).sum(), float(weight.sum()))

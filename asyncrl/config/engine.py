@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from asyncrl.config.base import Strict
 
@@ -12,6 +12,8 @@ class EngineConfig(Strict):
     """Generator actors, one engine each."""
     kind: Literal["vllm", "scripted"] = "vllm"
     """``scripted`` answers from a script instead of a model: for tests of everything around the engine."""
+    script: str | None = None
+    """``module:callable`` that ``scripted`` answers from (:data:`asyncrl.engine.scripted.Script`)."""
     gpus: float = Field(0, ge=0)
     """GPUs of one generator; below 1 it shares a GPU with a learner."""
     cpus: float = Field(1, ge=0)
@@ -29,3 +31,11 @@ class EngineConfig(Strict):
     start_timeout_s: float = Field(300, gt=0)
     generate_timeout_s: float = Field(300, gt=0)
     publish_timeout_s: float = Field(120, gt=0)
+
+    @model_validator(mode="after")
+    def _scripted_has_a_script(self) -> "EngineConfig":
+        if (self.kind == "scripted") != (self.script is not None):
+            raise ValueError(
+                f"kind={self.kind} with script={self.script}: scripted needs script='module:callable', vllm has none"
+            )
+        return self

@@ -25,7 +25,10 @@ class Engine(Protocol):
         """One turn. ``key`` is the turn's own id; state inside the engine is kept under it."""
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        """Log-probs at temperature 1 of ``ids[start:]`` given what precedes each (start >= 1), under the current weights."""
+        """Log-probs at temperature 1 of ``ids[start:]``, each given what precedes it, under the current weights.
+
+        ``start`` is at least 1: nothing precedes the first token.
+        """
 
     async def pause(self) -> None:
         """Freeze generation; requests in flight are kept."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
-from typing import Any
 
 from scipy.stats import binomtest
 
 from asyncrl.rollout.coordinator import GroupSummary
+from asyncrl.rollout.coordinators import Coordinators
 from asyncrl.types import Task
 
 
@@ -34,7 +33,7 @@ class EvalReport:
 
 
 async def evaluate(
-    coordinators: Sequence[Any],
+    coordinators: Coordinators,
     tasks: Sequence[Task],
     samples: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -47,15 +46,15 @@ async def evaluate(
     total = len(tasks) * samples
     done = 0
 
-    async def episode(coordinator: Any, task: Task, key: int) -> GroupSummary:
+    async def episode(task: Task, key: int) -> GroupSummary:
         nonlocal done
-        summary = await coordinator.evaluate.remote(task, key)
+        summary = await coordinators.evaluate(task, key)
         done += 1
         progress(done, total)
         return summary
 
     # Keys below zero cannot meet those of training groups.
-    jobs = zip(cycle(coordinators), [task for task in tasks for _ in range(samples)], range(-1, -1 - total, -1))
+    jobs = zip([task for task in tasks for _ in range(samples)], range(-1, -1 - total, -1), strict=True)
     return report(await asyncio.gather(*(episode(*job) for job in jobs)))
 
 

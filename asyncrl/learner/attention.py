@@ -63,7 +63,9 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, index: RowIndex, scaling: float | No
     copies = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(copies, dim=1) for x in (k, v))
     edges, longest = index.edges, index.longest
-    return varlen_attn(q, k, v, edges, edges, longest, longest, scale=scaling, window_size=(-1, 0))
+    out = varlen_attn(q, k, v, edges, edges, longest, longest, scale=scaling, window_size=(-1, 0))
+    assert isinstance(out, Tensor)  # a pair only where the log-sum-exp is asked for
+    return out
 
 
 AttentionInterface.register(NAME, row_attention)

@@ -1,12 +1,11 @@
 """Rows laid end to end in one packed row, and what is read back out of it.
 
-Invariants: positions restart at each row and no token attends beyond its own row (``attention.py``); targets and digests
-are read from the packed tensor itself, not from the samples it was made from; a row of weight 0 trains nothing.
+Invariants: positions restart at each row and no token attends beyond its own row (``attention.py``); targets and
+digests are read from the packed tensor itself, not from the samples it was made from; a row of weight 0 trains nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.types import TurnSample
+from asyncrl.types import TurnSample, token_digest
 
 
 class Row(NamedTuple):
@@ -25,7 +24,7 @@ class Row(NamedTuple):
     response_ids: Sequence[int]
 
 
-PADDING = Row((0,), (0,))
+PADDING = TurnSample((0,), (0,), (False,), (0.0,), 0.0, 0.0, 0, (), group=-1, node=-1)
 """What an empty micro-batch holds, so that a rank without rows still takes part in the collectives."""
 
 
@@ -64,6 +63,10 @@ class Packed:
         return self.input_ids[0, self.at]
 
 
+def row_of(sample: TurnSample) -> Row:
+    return Row(sample.prompt_ids, sample.response_ids)
+
+
 def pack(rows: Sequence[Row], device: torch.device | str = "cpu") -> Packed:
     """Lay rows end to end.
 
@@ -80,8 +83,8 @@ def pack(rows: Sequence[Row], device: torch.device | str = "cpu") -> Packed:
     edges = np.concatenate(([0], lengths.cumsum()))
     ids = np.concatenate([np.asarray(part, dtype=np.int64) for row in rows for part in row])
     positions = np.arange(edges[-1]) - np.repeat(edges[:-1], lengths)
-    row_of = np.repeat(np.arange(len(rows)), lengths)
-    at = np.flatnonzero(positions >= prompts[row_of])
+    owner = np.repeat(np.arange(len(rows)), lengths)
+    at = np.flatnonzero(positions >= prompts[owner])
     longest = int(lengths.max())
     column = np.arange(longest)
     # A padded slot repeats the row's last token: causal attention never lets a real token see it.
@@ -98,7 +101,7 @@ def pack(rows: Sequence[Row], device: torch.device | str = "cpu") -> Packed:
         len(rows),
         longest,
     )
-    return Packed(tensor(ids)[None], tensor(positions)[None], tensor(at), tensor(row_of[at]), index)
+    return Packed(tensor(ids)[None], tensor(positions)[None], tensor(at), tensor(owner[at]), index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,28 +148,7 @@ def weight(samples: Sequence[TurnSample]) -> int:
     return sum(sample.copies * sum(sample.loss_mask) for sample in samples)
 
 
-class Digest(NamedTuple):
-    """Proof of which tokens of a turn were trained on."""
-
-    group: int
-    node: int
-    sha1: str
-    """Of the trained response ids; see ``digest``."""
-
-
-def digest(ids: Sequence[int]) -> str:
-    """Hex SHA-1 of token ids as little-endian int64, in order."""
-    return hashlib.sha1(np.asarray(ids, dtype="<i8").tobytes()).hexdigest()
-
-
-def digests(packed: Packed, copies: Tensor, samples: Sequence[TurnSample]) -> list[Digest]:
-    """Digest of each row's trained tokens, as they lie in the packed tensor. Rows of weight 0 have none."""
-    trained = copies > 0
-    ids = packed.targets[trained].cpu().numpy()
-    counts = torch.bincount(packed.row[trained], minlength=packed.index.rows).cpu().numpy()
-    parts = np.split(ids, counts.cumsum()[:-1])
-    return [
-        Digest(sample.group, sample.node, digest(part))
-        for sample, part in zip(samples, parts, strict=True)
-        if len(part)
-    ]
+def digests(packed: Packed) -> list[str]:
+    """Digest of each row's response ids as they lie in the packed tensor, in row order."""
+    counts = torch.bincount(packed.row, minlength=packed.index.rows).cpu().numpy()
+    return [token_digest(part) for part in np.split(packed.targets.cpu().numpy(), counts.cumsum()[:-1])]

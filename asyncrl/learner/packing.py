@@ -8,6 +8,7 @@ ones being empty lists, which become rows without weight.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 Plan = list[list[list[int]]]
 """``plan[rank][i]`` lists the row indexes of that rank's i-th micro-batch."""
@@ -71,7 +72,7 @@ def _share_out(batches: list[list[int]], lengths: Sequence[int], rounds: int, wo
 
 
 def split_groups(groups: int, steps: int) -> list[range]:
-    """Indexes of the groups of each optimizer step: contiguous, as equal as can be, never empty unless there are none."""
+    """Indexes of the groups of each optimizer step: contiguous, as equal as can be, empty only if there are none."""
     steps = max(1, min(steps, groups))
     edges = [groups * step // steps for step in range(steps + 1)]
-    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(edges)]

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from asyncrl.learner import attention
 from asyncrl.learner.batch import Packed
 
 
-def load(path: str, dtype: str) -> nn.Module:
+def load(path: str, dtype: str) -> PreTrainedModel:
     """The causal language model in folder ``path``, set up for packed rows."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), local_files_only=True)
     model.set_attn_implementation(attention.NAME)
-    model.config.use_cache = False
     return model
 
 
@@ -40,4 +39,4 @@ def logprobs(model: nn.Module, packed: Packed, temperature: float, entropy_grad:
     with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
         shares = (logits - normaliser[:, None]).exp()
         entropy = normaliser - (shares * logits).sum(-1)
-    return chosen, entropy if entropy_grad else entropy.detach()
+    return chosen, entropy

@@ -12,30 +12,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from asyncrl.model.folder import check_model_folder
+
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-class ModelNotFound(ValueError):
-    """The folder is missing, or it does not hold a model."""
-
-
-def check_model_folder(path: str | Path) -> Path:
-    """``path``, if it looks like a model in Hugging Face format.
-
-    Raises:
-        ModelNotFound: no such folder; no configuration; no weights; no tokenizer.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        raise ModelNotFound(
-            f"model.path {str(path)!r}: no such folder; give a folder in Hugging Face format, "
-            "or leave model.path out to make a tiny model on the spot"
-        )
-    needed = {"config.json": ["config.json"], "weights": ["*.safetensors", "*.bin"], "tokenizer": ["tokenizer*"]}
-    missing = [what for what, patterns in needed.items() if not any(any(folder.glob(p)) for p in patterns)]
-    if missing:
-        raise ModelNotFound(f"model.path {str(path)!r} is not a model in Hugging Face format: no {', no '.join(missing)}")
-    return folder
 
 
 def load_tokenizer(path: str | Path) -> Any:

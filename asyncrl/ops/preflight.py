@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 
 from asyncrl.config.load import ConfigError
 from asyncrl.config.run import RunConfig
 from asyncrl.env import find_env
+from asyncrl.model.folder import ModelNotFound, check_model_folder
 
 
 def preflight(config: RunConfig) -> None:
@@ -22,6 +24,15 @@ def preflight(config: RunConfig) -> None:
     problems = [*_environment(config), *_model(config)]
     if problems:
         raise ConfigError(problems)
+
+
+def refuse_used_folder(out: Path) -> None:
+    """
+    Raises:
+        ConfigError: ``out`` exists and is not an empty folder.
+    """
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ConfigError(f"--out: {out} exists already; name a new folder")
 
 
 def _environment(config: RunConfig) -> Iterator[str]:
@@ -54,8 +65,6 @@ def _environment(config: RunConfig) -> Iterator[str]:
 
 def _model(config: RunConfig) -> Iterator[str]:
     if config.model.path is not None:
-        from asyncrl.model.load import ModelNotFound, check_model_folder
-
         try:
             check_model_folder(config.model.path)
         except ModelNotFound as error:

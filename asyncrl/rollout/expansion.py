@@ -146,7 +146,15 @@ class Expansion:
         forest, leaf = self._forest, walk.leaf
         path = forest.path(leaf)
         observation = walk.trace.last
-        prompt_ids = self._site.prompts.encode(observation, [(n.turn.observation, n.turn.parsed.action) for n in path])
+        try:
+            past = [(node.turn.observation, node.turn.parsed.action) for node in path]
+            prompt_ids = self._site.prompts.encode(observation, past)
+        except PromptTooLong:
+            if forest.state(leaf) is not LeafState.ACTIVE or not path:
+                raise
+            self._counters["prompt_too_long"] += 1
+            forest.finish(leaf, "turn_limit", success=False)
+            return True
         turn_key = f"{self._key}.{leaf}.{len(path)}"
         generation = await self._site.fleet.generate(prompt_ids, self._sampling, key=turn_key, near=str(self._key))
         text = self._site.prompts.decode(generation.token_ids)
@@ -226,10 +234,6 @@ class Expansion:
         self._counters["rebuilds"] += 1
 
     def _lose(self, leaf: LeafId, error: Exception) -> None:
-        """End a leaf that could not go on; a child without a turn of its own gives its place in the budget back."""
+        """End a leaf without a score; a child before its first turn gives its place in the budget back."""
         log.warning("a leaf of %s/%s is lost: %s", self._task.env, self._task.id, error)
-        cause = CAUSES[type(error)]
-        if self._forest.state(leaf) is LeafState.RESERVED:
-            self._forest.release(leaf, cause)
-        else:
-            self._forest.lose(leaf, cause)
+        self._forest.lose(leaf, CAUSES[type(error)])

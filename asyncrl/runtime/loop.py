@@ -18,6 +18,7 @@ from typing import Any, cast
 from asyncrl.config.run import RunConfig
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.rollout.coordinator import GroupSummary
+from asyncrl.rollout.coordinators import Expanded
 from asyncrl.runtime.admission import Admission
 from asyncrl.runtime.measure import batch_metrics, lag_counts
 from asyncrl.runtime.publish import check_publish, publish
@@ -34,14 +35,12 @@ PROBES = 4
 """Turns whose log-probs are compared after a publish."""
 
 
-@dataclass(slots=True)
-class Finished:
-    """A completed group: its numbers, and references to its turn samples and record."""
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A completed group that waits to be trained."""
 
     admitted_at: int
-    summary: GroupSummary
-    samples: Any
-    record: Any
+    group: Expanded
 
 
 @dataclass(slots=True)
@@ -84,13 +83,12 @@ class Loop:
         self._admission = Admission(config.runtime.groups_per_batch, config.runtime.max_lag)
         self._wanted = config.runtime.updates * config.runtime.groups_per_batch
         self._running: dict[int, int] = {}
-        self._ready: dict[int, Finished] = {}
+        self._ready: dict[int, Ready] = {}
         self._training = 0
         self._next_key = 0
         self._next_task = 0
         self._again: list[Task] = []
         self._lost_in_a_row = 0
-        self._load: Counter[int] = Counter()
         self._changed = asyncio.Event()
         self.version = 0
         self.update = 0
@@ -117,7 +115,8 @@ class Loop:
     def _admit(self) -> None:
         """Start tasks as far as the lag bound allows; no more than the run will train."""
         outstanding = len(self._running) + len(self._ready) + self._training
-        while self.totals.groups + outstanding < self._wanted and self._admission.may_admit(outstanding):
+        trained = self.version * self._config.runtime.groups_per_batch
+        while trained + outstanding < self._wanted and self._admission.may_admit(outstanding):
             if self._again:
                 task = self._again.pop()
             else:
@@ -129,26 +128,20 @@ class Loop:
             outstanding += 1
 
     async def _expand(self, task: Task, key: int) -> None:
-        """Have the least busy coordinator grow the task's forest; hand it on, or admit its task again."""
-        at = min(range(len(self._system.coordinators)), key=lambda i: self._load[i])
-        self._load[at] += 1
+        """Grow the task's forest; keep the group until it is trained, or admit the task again."""
         cause = ""
         try:
-            expand = self._system.coordinators[at].expand.options(num_returns=3)
-            summary_ref, samples, record = expand.remote(task, key)
-            summary: GroupSummary = await summary_ref
-            if summary.leaves < self._config.tree.roots:
-                cause = f"only {summary.leaves} of {self._config.tree.roots} roots came to an end"
+            group = await self._system.coordinators.expand(task, key)
+            if group.summary.leaves < self._config.tree.roots:
+                cause = f"only {group.summary.leaves} of at least {self._config.tree.roots} leaves came to an end"
         except Exception as error:
             cause = repr(error)
-        finally:
-            self._load[at] -= 1
         admitted_at = self._running.pop(key)
         if cause:
             self._lose(task, key, cause)
         else:
             self._lost_in_a_row = 0
-            self._ready[key] = Finished(admitted_at, summary, samples, record)
+            self._ready[key] = Ready(admitted_at, group)
         self._admit()
         self._changed.set()
 
@@ -160,19 +153,19 @@ class Loop:
         log.warning("group %d (%s/%s) is lost and its task admitted again: %s", key, task.env, task.id, cause)
         self._again.append(task)
 
-    async def _next_batch(self) -> list[Finished]:
+    async def _next_batch(self) -> list[Expanded]:
         """Wait until a batch can be trained without pushing another group past the lag bound."""
         while True:
             self._admit()
             self._changed.clear()
-            ready = [(key, group.admitted_at) for key, group in self._ready.items()]
+            ready = [(key, waiting.admitted_at) for key, waiting in self._ready.items()]
             keys = self._admission.choose(self.version, ready, self._running.values())
             if keys is not None:
-                return [self._ready.pop(key) for key in keys]
+                return [self._ready.pop(key).group for key in keys]
             async with asyncio.timeout(self._config.runtime.group_timeout_s):
                 await self._changed.wait()
 
-    async def _train(self, batch: list[Finished]) -> tuple[dict[str, float], Counter[int]]:
+    async def _train(self, batch: list[Expanded]) -> tuple[dict[str, float], Counter[int]]:
         """Update on the batch's turn samples; expansions go on meanwhile."""
         self._training = len(batch)
         learned = await self._learner.update([group.samples for group in batch])
@@ -184,7 +177,7 @@ class Loop:
         metrics = batch_metrics(summaries, lags, self._config)
         return metrics | {f"learner/{name}": value for name, value in learned.items()}, lags
 
-    async def _publish(self, batch: list[Finished]) -> dict[str, float]:
+    async def _publish(self, batch: list[Expanded]) -> dict[str, float]:
         """Give the generators the new weights under the next version, and prove that they have them."""
         metrics = await publish(self._system.fleet, self._learner, self.version + 1)
         self.version += 1

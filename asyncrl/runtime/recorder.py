@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asyncrl.tree.records import GroupRecord, to_line
+from asyncrl.tree.records import GroupRecord, mend, to_line
 
 
 class Recorder:
     def __init__(self, path: str) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
+        mend(path)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the actor
 
     def write(self, version: int, update: int, *records: GroupRecord) -> int:

@@ -22,6 +22,7 @@ from asyncrl.engine.fleet import Fleet
 from asyncrl.env import find_env
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.rollout.coordinator import Coordinator
+from asyncrl.rollout.coordinators import Coordinators
 from asyncrl.rollout.pool import EnvPool
 
 log = logging.getLogger(__name__)
@@ -29,15 +30,23 @@ log = logging.getLogger(__name__)
 END_TIMEOUT_S = 30
 WORKER_CPUS = 0.1
 
-ACTOR_ENV = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""Models are local folders: a loader that asks a hub would only stall."""
+ACTOR_ENV = {
+    # Models are local folders: a loader that asks a hub would only stall.
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # What libraries say while they load would bury the run's own lines.
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+    "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class System:
     fleet: Fleet
     pool: Any
-    coordinators: list[Any]
+    coordinators: Coordinators
     learner: LearnerGroup | None
 
 
@@ -48,7 +57,7 @@ async def cluster(config: RunConfig) -> AsyncIterator[None]:
     options: dict[str, Any] = {"address": given} if given else {"address": "local", "include_dashboard": False}
     if not given:
         options["num_cpus"] = max(os.cpu_count() or 1, math.ceil(cpus_wanted(config)))
-    ray.init(runtime_env={"env_vars": ACTOR_ENV}, logging_level=logging.WARNING, log_to_driver=True, **options)
+    ray.init(runtime_env={"env_vars": ACTOR_ENV}, logging_level=logging.ERROR, log_to_driver=True, **options)
     try:
         refuse_what_does_not_fit(config, ray.cluster_resources())
         yield
@@ -101,18 +110,19 @@ async def system(config: RunConfig, model_path: str, learner: bool = True) -> As
             ends.push_async_callback(_end, "learner group", group.shutdown)
             starting.append(group.start())
         await asyncio.gather(*starting)
-        coordinators = [
-            ray.remote(Coordinator).options(num_cpus=0, max_concurrency=10_000).remote(
+        actor: Any = ray.remote(Coordinator)
+        handles: list[Any] = [
+            actor.options(num_cpus=0, max_concurrency=10_000).remote(
                 config, model_path, fleet.handles, pool
             )
             for _ in range(config.runtime.coordinators)
         ]
-        ends.callback(lambda: [ray.kill(coordinator) for coordinator in coordinators])
+        ends.callback(lambda: [ray.kill(coordinator) for coordinator in handles])
         async with asyncio.timeout(config.engine.start_timeout_s):
-            await asyncio.gather(*(coordinator.ready.remote() for coordinator in coordinators))
+            await asyncio.gather(*(coordinator.ready.remote() for coordinator in handles))
         if group is not None:
             await group.connect(fleet.handles)
-        yield System(fleet, pool, coordinators, group)
+        yield System(fleet, pool, Coordinators(handles), group)
 
 
 async def _started(pool: Any, timeout_s: float) -> None:

@@ -39,7 +39,7 @@ async def train(config: RunConfig, model_path: str, run_dir: RunDir, tracker: Tr
     started = time.monotonic()
     async with system(config, model_path) as parts:
         seconds["start"] = time.monotonic() - started
-        recorder = ray.remote(Recorder).options(num_cpus=0).remote(str(run_dir.trees))
+        recorder: Any = ray.remote(Recorder).options(num_cpus=0).remote(str(run_dir.trees))
         checkpoints = Checkpoints(run_dir.checkpoints, config.runtime.keep_checkpoints)
         learner = cast(LearnerGroup, parts.learner)
 
@@ -85,7 +85,12 @@ def _every_fifth(done: int, total: int) -> None:
 
 
 def _summary(
-    before: EvalReport, after: EvalReport, loop: Loop, totals: Totals, engine: dict[str, float], seconds: dict[str, float]
+    before: EvalReport,
+    after: EvalReport,
+    loop: Loop,
+    totals: Totals,
+    engine: dict[str, float],
+    seconds: dict[str, float],
 ) -> dict[str, Any]:
     turns = sum(totals.lags.values())
     counters: Counter[str] = totals.counters

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich import get_console
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -22,7 +23,7 @@ COLUMNS = 4
 class ConsoleSink:
     def __init__(self, total: int, headline: Sequence[str] = (), console: Console | None = None) -> None:
         """``total`` is the last version; ``headline`` names the metrics to show, in order (none: all of them)."""
-        self._console = console or Console()
+        self._console = console or get_console()
         self._headline = tuple(headline)
         self._shown: dict[str, float] = {}
         self._progress = Progress(

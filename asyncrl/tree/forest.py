@@ -61,6 +61,15 @@ class _Leaf:
     success: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One served trigger: ``children`` start from the state right after ``node``'s action and share its path."""
+
+    parent: LeafId
+    node: Node
+    children: tuple[LeafId, ...]
+
+
 class Forest:
     """M trees of one task attempt under one leaf budget.
 
@@ -131,7 +140,7 @@ class Forest:
         leaf.last, leaf.state = node.id, LeafState.ACTIVE
         return node
 
-    def serve(self, triggers: Sequence[LeafId]) -> dict[LeafId, list[LeafId]]:
+    def serve(self, triggers: Sequence[LeafId]) -> list[Branch]:
         """Serve triggers that arrived at the same time, in random order, while the budget lasts.
 
         Finish leaves that reached a turn limit first: a finished leaf cannot branch. Triggers that arrived at
@@ -139,8 +148,7 @@ class Forest:
         (also by depth, ``denied_depth_<d>``), one that gets fewer than B - 1 is ``curtailed``.
 
         Returns:
-            The children of each trigger, none where it was denied; in the order served. A child starts from the state
-            right after its parent's last action and shares its path.
+            The branches that have children, in the order served.
 
         Raises:
             ForestError: a leaf is not active, has no turn, ended its episode, or was already served at this node.
@@ -151,7 +159,8 @@ class Forest:
         for leaf in leaves:
             self._check_can_branch(leaf)
         self._rng.shuffle(leaves)
-        return {leaf.id: self._branch(leaf) for leaf in leaves}
+        branches = [self._branch(leaf) for leaf in leaves]
+        return [branch for branch in branches if branch.children]
 
     def finish(self, leaf_id: LeafId, end: End, success: bool) -> None:
         """End an active leaf at its last turn; it will be in the group.
@@ -225,13 +234,13 @@ class Forest:
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _branch(self, leaf: _Leaf) -> list[LeafId]:
+    def _branch(self, leaf: _Leaf) -> Branch:
         assert leaf.last is not None  # _check_can_branch
         node = self._nodes[leaf.last]
         leaf.served = node.id
         wanted = self.cfg.branch - 1
         granted = min(wanted, self.cfg.leaves - self.used)
-        children = list(range(len(self._leaves), len(self._leaves) + granted))
+        children = tuple(range(len(self._leaves), len(self._leaves) + granted))
         self._leaves += [_Leaf(i, leaf.tree, LeafState.RESERVED, node.id) for i in children]
         self.counters["triggers"] += 1
         if granted:
@@ -241,7 +250,7 @@ class Forest:
         elif wanted:
             self.counters["denied"] += 1
             self.counters[f"denied_depth_{node.depth}"] += 1
-        return children
+        return Branch(leaf.id, node, children)
 
     def _check_can_branch(self, leaf: _Leaf) -> None:
         if leaf.state is not LeafState.ACTIVE:

@@ -25,6 +25,11 @@ seeds = st.integers(0, 2**32)
 shares = st.floats(0, 1)
 
 
+def served(forest: Forest, *triggers: int) -> dict[int, tuple[int, ...]]:
+    """Serve triggers that arrived together: parent -> children, in the order served."""
+    return {branch.parent: branch.children for branch in forest.serve(triggers)}
+
+
 def budget_holds(forest: Forest) -> None:
     states = Counter(forest.state(leaf) for leaf in range(len(forest._leaves)))
     taken = sum(states.values()) - states[LeafState.RELEASED]
@@ -76,7 +81,7 @@ def test_budget_holds_under_failures_and_no_failed_leaf_enters_the_group(cfg, se
 def test_a_branch_makes_as_many_children_as_b_and_the_budget_allow(branch, leaves, children):
     forest = make_forest(roots=2, branch=branch, leaves=leaves)
     forest.extend(0, make_turn())
-    assert len(forest.serve([0])[0]) == children
+    assert len(served(forest, 0).get(0, ())) == children
     assert forest.used == 2 + children
     assert forest.counters["curtailed"] == (0 < children < branch - 1)
     assert forest.counters["denied_depth_0"] == (children == 0 and branch > 1)
@@ -87,17 +92,17 @@ def test_finished_leaves_still_count():
     forest.extend(0, make_turn(terminated=True))
     forest.finish(0, "terminated", success=True)
     forest.extend(1, make_turn())
-    assert forest.serve([1]) == {1: []}
+    assert served(forest, 1) == {}
     assert forest.counters["denied_depth_0"] == 1
 
 
 def test_simultaneous_triggers_are_served_in_random_order():
-    winners = Counter()
+    winners: Counter[int] = Counter()
     for seed in range(400):
         forest = make_forest(roots=4, branch=2, leaves=5, seed=seed)
         for leaf in forest.roots():
             forest.extend(leaf, make_turn())
-        winners[next(leaf for leaf, children in forest.serve(forest.roots()).items() if children)] += 1
+        winners.update(served(forest, *forest.roots()).keys())
     assert all(60 <= winners[leaf] <= 140 for leaf in range(4)), winners
 
 
@@ -105,29 +110,29 @@ def test_triggers_of_separate_calls_are_served_in_order_of_arrival():
     forest = make_forest(roots=2, branch=2, leaves=3)
     for leaf in (0, 1):
         forest.extend(leaf, make_turn())
-    assert forest.serve([1]) == {1: [2]}
-    assert forest.serve([0]) == {0: []}
+    assert served(forest, 1) == {1: (2,)}
+    assert served(forest, 0) == {}
 
 
 def test_a_released_child_gives_its_slot_back_and_a_lost_leaf_does_not():
     forest = make_forest(roots=1, branch=2, leaves=2)
     forest.extend(0, make_turn())
-    [child] = forest.serve([0])[0]
+    [child] = served(forest, 0)[0]
     forest.release(child, "replay_mismatch")
     assert (forest.used, forest.counters["discarded_replay_mismatch"]) == (1, 1)
     forest.extend(0, make_turn())
-    [child] = forest.serve([0])[0]
+    [child] = served(forest, 0)[0]
     forest.extend(child, make_turn())
     forest.lose(child, "SlotLost")
     assert (forest.used, forest.counters["lost_SlotLost"]) == (2, 1)
     forest.extend(0, make_turn())
-    assert forest.serve([0]) == {0: []}
+    assert served(forest, 0) == {}
 
 
 def test_a_child_lost_before_its_first_turn_is_released():
     forest = make_forest(roots=1, branch=2, leaves=2)
     forest.extend(0, make_turn())
-    [child] = forest.serve([0])[0]
+    [child] = served(forest, 0)[0]
     forest.lose(child, "GenerationFailed")
     assert forest.state(child) is LeafState.RELEASED
     assert (forest.counters["discarded_GenerationFailed"], forest.counters["lost"]) == (1, 0)
@@ -139,7 +144,9 @@ def test_a_child_lost_before_its_first_turn_is_released():
 def test_a_child_shares_its_parents_path_and_goes_its_own_way():
     forest = make_forest(roots=1, branch=2, leaves=3)
     first = forest.extend(0, make_turn("start", "a"))
-    [child] = forest.serve([0])[0]
+    [branch] = forest.serve([0])
+    [child] = branch.children
+    assert (branch.parent, branch.node) == (0, first)
     assert forest.path(child) == [first]
     assert (forest.depth(0), forest.depth(child)) == (1, 1)
     mine, its = forest.extend(0, make_turn("a", "b")), forest.extend(child, make_turn("a", "c"))
@@ -150,7 +157,7 @@ def test_a_child_shares_its_parents_path_and_goes_its_own_way():
 def test_the_shared_path_stays_in_the_group_when_only_the_child_finishes():
     forest = make_forest(roots=1, branch=2, leaves=2)
     shared = forest.extend(0, make_turn(reward=1.5))
-    [child] = forest.serve([0])[0]
+    [child] = served(forest, 0)[0]
     forest.extend(0, make_turn())
     forest.lose(0, "SlotLost")
     own = forest.extend(child, make_turn(reward=2.0, truncated=True))
@@ -225,4 +232,4 @@ def test_one_bad_trigger_stops_its_whole_batch():
     with pytest.raises(ForestError):
         forest.serve([0, 1])
     assert forest.counters["triggers"] == 0
-    assert forest.serve([0]) == {0: [2]}
+    assert served(forest, 0) == {0: (2,)}

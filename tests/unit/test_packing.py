@@ -1,7 +1,5 @@
 """The plan of a step, and rows laid end to end."""
 
-import hashlib
-
 import numpy as np
 import pytest
 import torch
@@ -10,10 +8,10 @@ from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.learner import attention
-from asyncrl.learner.batch import PADDING, Digest, Row, columns, digest, digests, pack, weight
+from asyncrl.learner.batch import PADDING, Row, columns, digests, pack, row_of, weight
 from asyncrl.learner.packing import plan, split_groups
 from asyncrl.learner.policy import logprobs
-from asyncrl.types import TurnSample, VersionSpan
+from asyncrl.types import TurnSample, VersionSpan, token_digest
 
 lengths_strategy = st.lists(st.integers(1, 90), max_size=60)
 
@@ -98,14 +96,11 @@ def test_columns_name_a_ragged_sample() -> None:
         columns([sample((1,), (2, 3), (True,))])
 
 
-def test_digests_read_the_packed_tensor_and_skip_masked_tokens() -> None:
-    samples = [sample((1, 2), (3, 4, 5), (True, False, True)), sample((1,), (6,), (True,), copies=0)]
-    packed = pack([Row(s.prompt_ids, s.response_ids) for s in samples])
-    expected = hashlib.sha1(np.array([3, 5], dtype="<i8").tobytes()).hexdigest()
-    assert digest([3, 5]) == expected
-    assert digests(packed, columns(samples).copies, samples) == [Digest(4, 9, expected)]
+def test_digests_read_the_packed_tensor() -> None:
+    packed = pack([Row((1, 2), (3, 4, 5)), Row((1,), ()), Row((1,), (6,))])
+    assert digests(packed) == [token_digest([3, 4, 5]), token_digest([]), token_digest([6])]
     packed.input_ids[0, 2] = 77
-    assert digests(packed, columns(samples).copies, samples)[0].sha1 == digest([77, 5])
+    assert digests(packed)[0] == token_digest([77, 4, 5])
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +150,8 @@ def test_neighbours_leave_a_row_and_its_gradient_alone(model: Qwen3ForCausalLM) 
         logprobs(model, packed, 1.0)[0][packed.row == 1].sum().backward()
         return model.model.layers[0].self_attn.q_proj.weight.grad.clone()
 
-    alone = gradient(PADDING, row)
-    crowded = gradient(Row((9,) * 17, (2,) * 9), row, PADDING)
+    alone = gradient(row_of(PADDING), row)
+    crowded = gradient(Row((9,) * 17, (2,) * 9), row, row_of(PADDING))
     torch.testing.assert_close(alone, crowded, rtol=1e-5, atol=1e-7)
 
 

@@ -21,7 +21,8 @@ def small_record():
     """Two roots; root 0 branches once: nodes 0 -> {1, 2} and node 3."""
     forest = make_forest()
     forest.extend(0, make_turn("start", "a", explores=True, reward=0.25))
-    [child] = forest.serve([0])[0]
+    [branch] = forest.serve([0])
+    [child] = branch.children
     for leaf, before in ((0, "start/a"), (child, "start/a"), (1, "start")):
         forest.extend(leaf, make_turn(before, "b", terminated=True, reward=float(leaf == 0)))
         forest.finish(leaf, "terminated", success=leaf == 0)

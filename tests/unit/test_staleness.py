@@ -41,8 +41,8 @@ def test_spreads_of_a_group_and_of_its_siblings():
     forest = make_forest(roots=2, branch=3, leaves=4)
     forest.extend(0, make_turn(version=0))
     forest.extend(0, make_turn(version=0))
-    children = forest.serve([0])[0]
-    for leaf, version in ((0, 1), (children[0], 4), (children[1], 2), (1, 7)):
+    [branch] = forest.serve([0])
+    for leaf, version in ((0, 1), (branch.children[0], 4), (branch.children[1], 2), (1, 7)):
         forest.extend(leaf, make_turn(version=version, terminated=True))
         forest.finish(leaf, "terminated", success=False)
     nodes = forest.group().nodes

@@ -1,0 +1,297 @@
+"""A generator: one vLLM engine behind the :class:`~asyncrl.engine.base.Engine` contract, made to live in a Ray actor.
+
+Invariants:
+
+* Requests in flight are kept over a publish; a request's spans are the engine's own record of which weights made which
+  token, and its prefix is cached under the version current when it was admitted, so no request reuses the keys and
+  values of older weights.
+* Weights that a failed transfer left incomplete are never sampled from: the generator is fenced, its requests fail with
+  the reason, and a complete publish opens it again.
+* Every wait has a bound; the engine's process ends with this one, however this one ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.config.engine import EngineConfig
+from asyncrl.engine.plugin import ENGINE_CHILD
+from asyncrl.types import Generation, Sampling, VersionSpan, token_digest
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from asyncrl.engine.transfer import Backend
+
+CPU_BLOCK_TOKENS = 32
+"""Tokens of a KV block on the CPU, the unit of prefix reuse; vLLM's own 128 is longer than many a shared prefix."""
+
+
+class Generator:
+    def __init__(self, model_path: str, config: EngineConfig, dtype: str, seed: int, name: str = "generator") -> None:
+        """Plain data only; :meth:`start` loads the model.
+
+        Args:
+            model_path: folder in Hugging Face format.
+            dtype: of weights and activations.
+            seed: of the engine's sampling.
+            name: how errors call this generator.
+        """
+        self._model_path = model_path
+        self._config = config
+        self._dtype = dtype
+        self._seed = seed
+        self._name = name
+        self._llm: AsyncLLM | None = None
+        self._version = 0
+        self._numbers = itertools.count()
+        self._requests: set[asyncio.Task[Any]] = set()
+        self._intact = True
+        self._session_open = False
+        self._fenced = False
+        self._counts = dict.fromkeys(("tokens_generated", "prompt_tokens", "cached_prompt_tokens", "requests"), 0)
+
+    async def start(self) -> None:
+        os.environ.update(self._environment())
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        config, gpu = self._config, self._config.gpus > 0
+        placement: dict[str, Any] = (
+            {"gpu_memory_utilization": config.gpu_memory_utilization}
+            if gpu
+            else {
+                "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
+                "block_size": CPU_BLOCK_TOKENS,
+                "distributed_executor_backend": "uni",
+            }
+        )
+        self._stop = _end_tokens(Path(self._model_path))
+        # Blocks this actor's loop on purpose: nothing can be served before it returns, and the thread that starts the
+        # engine process must live as long as the actor, because the process is bound to it.
+        self._llm = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(
+                model=self._model_path,
+                skip_tokenizer_init=True,
+                dtype=self._dtype,  # type: ignore[arg-type]
+                seed=self._seed,
+                max_num_seqs=config.max_num_seqs,
+                max_model_len=config.max_model_len,
+                enforce_eager=config.enforce_eager,
+                enable_prefix_caching=config.prefix_caching,
+                logprobs_mode="processed_logprobs",
+                disable_log_stats=True,
+                weight_transfer_config={"backend": self._backend()},  # type: ignore[arg-type]
+                **placement,
+            )
+        )
+        await self.update_weight_version("0")
+
+    def _environment(self) -> dict[str, str]:
+        """Read by vLLM at import, and by the engine process, which inherits it."""
+        quiet = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")}
+        common = quiet | {
+            ENGINE_CHILD: "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_ENGINE_READY_TIMEOUT_S": str(int(self._config.start_timeout_s)),
+        }
+        if self._config.gpus > 0:
+            # CUDA IPC handles travel to the engine process as Python objects.
+            return common | {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+        return common | {
+            # "0" lets the model run in the engine's process instead of one more; the front end stays apart either way.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "OMP_NUM_THREADS": str(max(1, int(self._config.cpus))),
+            # Threads that wait by spinning take the cores from learner and environments.
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
+
+    def _backend(self) -> Backend:
+        from asyncrl.engine.transfer import backend_for
+
+        return backend_for(gpu=self._config.gpus > 0, colocated=self._config.gpus < 1)
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, key: str) -> Generation:
+        """One turn.
+
+        At temperature 0 the log-probs are those of the distribution at temperature 1.
+
+        Raises:
+            RuntimeError: the generator is not started or fenced, or vLLM ended the request without an answer.
+            TimeoutError: longer than ``engine.generate_timeout_s``, pauses included.
+            ValueError: vLLM refused the request, e.g. a prompt beyond ``engine.max_model_len``.
+        """
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        began = time.monotonic()
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+            stop_token_ids=self._stop,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            skip_clone=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        result = await self._complete(prompt_ids, params, key)
+        output = result.outputs[0]
+        if output.finish_reason not in ("stop", "length"):
+            raise RuntimeError(f"{self._name}: turn {key} ended by {output.finish_reason!r} instead of a token")
+        counts = self._counts
+        counts["requests"] += 1
+        counts["prompt_tokens"] += len(prompt_ids)
+        counts["cached_prompt_tokens"] += result.num_cached_tokens or 0
+        counts["tokens_generated"] += len(output.token_ids)
+        return Generation(
+            token_ids=tuple(output.token_ids),
+            logprobs=tuple(output.logprobs.logprobs),
+            digest=token_digest(output.token_ids),
+            spans=tuple(VersionSpan(int(span.version), span.start, span.end) for span in output.weight_versions),
+            finish=output.finish_reason,
+            seconds=time.monotonic() - began,
+        )
+
+    async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        """Log-probs at temperature 1 of ``ids[start:]``, each given what precedes it, under the current weights."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        if not 1 <= start <= len(ids):
+            raise ValueError(f"score: start must be in 1..{len(ids)} (the number of ids), got {start}")
+        params = SamplingParams(
+            max_tokens=1,
+            prompt_logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        result = await self._complete(ids, params, "score")
+        # One entry a token, but none for the first, which nothing precedes.
+        return list(result.prompt_logprobs.logprobs[start - 1 :])
+
+    async def _complete(self, ids: Sequence[int], params: Any, key: str) -> Any:
+        from vllm.inputs.engine import tokens_input
+
+        llm = self._engine()
+        if self._fenced:
+            raise RuntimeError(self._fence_message())
+        prompt = tokens_input(list(ids), cache_salt=str(self._version))
+        task = asyncio.current_task()
+        assert task is not None
+        self._requests.add(task)
+        result = None
+        try:
+            async with self._bounded(self._config.generate_timeout_s, f"turn {key}"):
+                async for output in llm.generate(prompt, params, f"{key}#{next(self._numbers)}"):
+                    result = output  # the only one: FINAL_ONLY
+        except asyncio.CancelledError:
+            if self._fenced:
+                raise RuntimeError(self._fence_message()) from None
+            raise
+        finally:
+            self._requests.discard(task)
+        return result
+
+    async def pause(self) -> None:
+        async with self._bounded(self._config.publish_timeout_s, "pause"):
+            await self._engine().pause_generation(mode="keep", clear_cache=self._config.kv == "recompute")
+
+    async def resume(self) -> None:
+        """Generation goes on, or, when a transfer left the weights incomplete, every request fails with that reason."""
+        self._fenced = not self._intact
+        if self._fenced:
+            for task in self._requests:
+                task.cancel()
+            return
+        async with self._bounded(self._config.publish_timeout_s, "resume"):
+            await self._engine().resume_generation()
+
+    async def init_weight_transfer_engine(self, request: Any) -> None:
+        async with self._bounded(self._config.publish_timeout_s, "weight-transfer set-up"):
+            await self._engine().init_weight_transfer_engine(request)
+
+    async def start_weight_update(self) -> None:
+        from asyncrl.engine.transfer import abandon, replaces_at_once
+
+        llm = self._engine()
+        async with self._bounded(self._config.publish_timeout_s, "start of a weight update"):
+            if self._session_open:
+                await abandon(llm)
+            self._session_open = True
+            if not replaces_at_once(self._backend()):
+                self._intact = False
+            await llm.start_weight_update()
+
+    async def update_weights(self, request: Any) -> None:
+        from asyncrl.engine.transfer import local_request
+
+        async with (
+            self._bounded(self._config.publish_timeout_s, "weight update"),
+            local_request(request) as local,
+        ):
+            await self._engine().update_weights(local)
+
+    async def finish_weight_update(self) -> None:
+        self._intact = False
+        async with self._bounded(self._config.publish_timeout_s, "end of a weight update"):
+            await self._engine().finish_weight_update()
+        self._session_open, self._intact = False, True
+
+    async def update_weight_version(self, version: str) -> None:
+        async with self._bounded(self._config.publish_timeout_s, "version label"):
+            await self._engine().update_weight_version(version)
+        self._version = int(version)
+
+    async def version(self) -> int:
+        return self._version
+
+    async def stats(self) -> dict[str, float]:
+        return dict(self._counts)
+
+    async def shutdown(self) -> None:
+        """End the engine process; idempotent."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown, 5.0)
+
+    def _engine(self) -> AsyncLLM:
+        if self._llm is None:
+            raise RuntimeError(f"{self._name} is not running: await start() first, and nothing after shutdown()")
+        return self._llm
+
+    def _fence_message(self) -> str:
+        return f"{self._name}: the last weight transfer did not complete, so its weights are unusable; publish again"
+
+    @asynccontextmanager
+    async def _bounded(self, seconds: float, what: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError as error:
+            raise TimeoutError(f"{self._name}: {what} took longer than {seconds:g} s") from error
+
+
+def _end_tokens(model: Path) -> list[int]:
+    """Ids that end a response: ``eos_token_id`` of generation_config.json, else of config.json.
+
+    Raises:
+        ValueError: neither file names one, so no response would ever end before its length limit.
+    """
+    for file in (model / "generation_config.json", model / "config.json"):
+        if file.exists() and (ids := json.loads(file.read_text()).get("eos_token_id")) is not None:
+            return [ids] if isinstance(ids, int) else list(ids)
+    raise ValueError(f"model {model}: eos_token_id is in neither generation_config.json nor config.json; add it there")

@@ -1,0 +1,141 @@
+"""A generator without a model: it answers from a script. For tests of everything around the engine.
+
+Invariants: the :class:`~asyncrl.engine.base.Engine` contract holds, publishing and pausing included; the same seed and
+key give the same answer, whatever else runs beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+from asyncrl.types import Generation, Sampling, VersionSpan, token_digest
+
+LOGPROB = -1.0
+"""Log-prob of every token, in ``generate`` and ``score`` alike."""
+
+Script = Callable[[Sequence[int], Sampling, str, int, random.Random], Sequence[int]]
+"""(prompt ids, sampling, key, version at admission, random source of this key) -> response ids, end token included."""
+Delay = Callable[[random.Random], float]
+"""Draws the seconds one token takes."""
+
+
+def find_script(target: str) -> Script:
+    """Load ``module:callable``.
+
+    Raises:
+        ValueError: it cannot be imported or is not callable.
+    """
+    module, _, attribute = target.partition(":")
+    try:
+        script = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"engine.script {target!r}: expected 'module:callable': {error}") from error
+    if not callable(script):
+        raise ValueError(f"engine.script {target!r}: expected a callable, got {type(script).__name__}")
+    return script
+
+
+class ScriptedEngine:
+    def __init__(
+        self,
+        script: Script,
+        seed: int = 0,
+        delay: Delay | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """
+        Args:
+            delay: seconds a token, drawn anew for each; None answers at once.
+            sleep: waits; a virtual clock's in simulations.
+        """
+        self._script = script
+        self._seed = seed
+        self._delay = delay
+        self._sleep = sleep
+        self._version = 0
+        self._updating = False
+        self._counts = dict.fromkeys(("tokens_generated", "prompt_tokens", "cached_prompt_tokens", "requests"), 0)
+        self._open = asyncio.Event()
+        self._open.set()
+
+    async def start(self) -> None:
+        """Nothing to load."""
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, key: str) -> Generation:
+        await self._open.wait()
+        source = random.Random(f"{self._seed}/{key}")
+        script = tuple(self._script(prompt_ids, sampling, key, self._version, source))
+        tokens = script[: sampling.max_tokens]
+        if not tokens:
+            raise ValueError(f"script gave no token for turn {key}: a response holds at least its end token")
+        versions, seconds = [], 0.0
+        for _ in tokens:
+            if self._delay is not None:
+                pace = self._delay(source)
+                seconds += pace
+                await self._sleep(pace)
+                await self._open.wait()
+            versions.append(self._version)
+        self._counts["requests"] += 1
+        self._counts["prompt_tokens"] += len(prompt_ids)
+        self._counts["tokens_generated"] += len(tokens)
+        finish = "length" if len(script) > sampling.max_tokens else "stop"
+        return Generation(
+            token_ids=tokens,
+            logprobs=(LOGPROB,) * len(tokens),
+            spans=_spans(versions),
+            finish=finish,
+            digest=token_digest(tokens),
+            seconds=seconds,
+        )
+
+    async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        return [LOGPROB] * (len(ids) - start)
+
+    async def pause(self) -> None:
+        self._open.clear()
+
+    async def resume(self) -> None:
+        self._open.set()
+
+    async def init_weight_transfer_engine(self, request: Any) -> None:
+        """Any transport will do: the weights are not looked at."""
+
+    async def start_weight_update(self) -> None:
+        self._updating = True
+
+    async def update_weights(self, request: Any) -> None:
+        if not self._updating:
+            raise RuntimeError("update_weights called before start_weight_update")
+
+    async def finish_weight_update(self) -> None:
+        if not self._updating:
+            raise RuntimeError("finish_weight_update called without start_weight_update")
+        self._updating = False
+
+    async def update_weight_version(self, version: str) -> None:
+        self._version = int(version)
+
+    async def version(self) -> int:
+        return self._version
+
+    async def stats(self) -> dict[str, float]:
+        return dict(self._counts)
+
+    async def shutdown(self) -> None:
+        """Nothing to end."""
+
+
+def _spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
+    spans: list[VersionSpan] = []
+    start = 0
+    for version, run in groupby(versions):
+        end = start + sum(1 for _ in run)
+        spans.append(VersionSpan(version, start, end))
+        start = end
+    return tuple(spans)

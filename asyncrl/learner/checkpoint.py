@@ -1,0 +1,92 @@
+"""Checkpoints: a model folder in Hugging Face format with the learner's own state inside.
+
+Invariants: a checkpoint is written beside its place and renamed into it when every rank has written its part, so what
+lies at ``path`` is always whole; everything outside ``state/`` loads in Transformers and vLLM; the state loads into the
+world size and ZeRO stage that wrote it, nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from asyncrl.learner.gather import full_weights
+
+STATE = "state"
+FACTS = "learner.json"
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
+
+
+def save(engine: Any, model_path: str, path: str, updates: int) -> None:
+    """Write a checkpoint to ``path``, replacing the one that is there. All ranks call this together.
+
+    Config and tokenizer are copied from ``model_path``, the folder the model was loaded from.
+    """
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.partial")
+    first = dist.get_rank() == 0
+    if first:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        for file in sorted(Path(model_path).iterdir()):
+            if file.is_file() and not file.name.endswith(WEIGHT_SUFFIXES):
+                shutil.copy2(file, partial / file.name)
+    dist.barrier()
+    weights = {}
+    for name, tensor in full_weights(engine.module):
+        if first:
+            # Copied: safetensors refuses tensors that share memory, as DeepSpeed's flattened ones do.
+            weights[name] = tensor.cpu().clone().contiguous()
+    if first:
+        save_file(weights, str(partial / "model.safetensors"), metadata={"format": "pt"})
+    del weights
+    engine.save_checkpoint(str(partial), tag=STATE, client_state={"updates": updates}, save_latest=False)
+    if first:
+        facts = {
+            "updates": updates,
+            "world_size": dist.get_world_size(),
+            "zero_stage": engine.zero_optimization_stage(),
+        }
+        (partial / STATE / FACTS).write_text(json.dumps(facts))
+    dist.barrier()
+    if first:
+        _put_in_place(partial, target)
+    dist.barrier()
+
+
+def _put_in_place(partial: Path, target: Path) -> None:
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    partial.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load(engine: Any, path: str) -> int:
+    """Restore weights and optimizer from a checkpoint; returns its update count. All ranks call this together.
+
+    Raises:
+        FileNotFoundError: no learner state at ``path``.
+        ValueError: the state was written by another world size or ZeRO stage.
+    """
+    facts_file = Path(path) / STATE / FACTS
+    if not facts_file.is_file():
+        raise FileNotFoundError(f"{path}: no learner state ({STATE}/{FACTS} is missing); give a checkpoint folder")
+    facts = json.loads(facts_file.read_text())
+    here = {"world_size": dist.get_world_size(), "zero_stage": engine.zero_optimization_stage()}
+    for name, value in here.items():
+        if facts[name] != value:
+            raise ValueError(
+                f"{path}: written with learner.{name}={facts[name]}, this run has {value}; "
+                f"resume with learner.{name}={facts[name]}"
+            )
+    loaded, _ = engine.load_checkpoint(path, tag=STATE)
+    if loaded is None:
+        raise FileNotFoundError(f"{path}: DeepSpeed found no state in {STATE}/ for rank {dist.get_rank()}")
+    return int(facts["updates"])

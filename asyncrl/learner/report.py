@@ -1,0 +1,67 @@
+"""What a rank counts during an update, and the figures the ranks' counts come to.
+
+Invariants: ranks return sums and maxima only, so merged means are those of all rows wherever they lay; gradient norm,
+learning rate and the number of optimizer steps are the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from asyncrl.algo.loss import LossSum
+
+
+@dataclass(slots=True)
+class RankReport:
+    """One rank's share of one or more optimizer steps."""
+
+    weight: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+    maxima: dict[str, float] = field(default_factory=dict)
+    rows: int = 0
+    tokens: int = 0
+    micro_batches: int = 0
+    digests_checked: int = 0
+    """Rows whose response, as it lay in the packed tensor, was compared with the generator's digest."""
+    digest_mismatches: int = 0
+    updates: int = 0
+    """Optimizer steps."""
+    grad_norm: float = 0.0
+    """Before clipping, summed over the steps."""
+    lr: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, part: LossSum) -> None:
+        self.weight += part.weight
+        for name, value in {**part.sums, "loss": float(part.total.detach())}.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        for name, value in part.maxima.items():
+            self.maxima[name] = max(self.maxima.get(name, value), value)
+
+
+def merge(reports: Sequence[RankReport]) -> dict[str, float]:
+    """One update's figures from all ranks' reports, in rank order.
+
+    Means over trained tokens and copies (``loss``, ``entropy``, ...), maxima (``ratio_max``), ``grad_norm`` (mean over
+    the steps), ``lr``, ``updates`` (optimizer steps of this call), ``rows``, ``tokens``, ``trained_tokens`` (once a
+    copy), ``micro_batches``, ``digests_checked``, ``digest_mismatches`` and ``seconds`` (of the slowest rank).
+    """
+    first = reports[0]
+    weight = sum(report.weight for report in reports)
+    figures = {
+        name: sum(report.sums.get(name, 0.0) for report in reports) / weight
+        for name in sorted({name for report in reports for name in report.sums})
+        if weight
+    }
+    for name in sorted({name for report in reports for name in report.maxima}):
+        figures[name] = max(report.maxima[name] for report in reports if name in report.maxima)
+    for name in ("rows", "tokens", "micro_batches", "digests_checked", "digest_mismatches"):
+        figures[name] = float(sum(getattr(report, name) for report in reports))
+    return figures | {
+        "grad_norm": first.grad_norm / max(1, first.updates),
+        "lr": first.lr,
+        "updates": float(first.updates),
+        "trained_tokens": weight,
+        "seconds": max(report.seconds for report in reports),
+    }

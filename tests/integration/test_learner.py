@@ -1,0 +1,313 @@
+"""The learner group on real DeepSpeed over gloo: one gradient however the work is split, nothing lost on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from asyncrl.coldstart.sft import train_sft
+from asyncrl.config.algo import AlgoConfig
+from asyncrl.config.coldstart import SftConfig
+from asyncrl.config.learner import LearnerConfig
+from asyncrl.learner.group import LearnerError, LearnerGroup
+from asyncrl.learner.rank import LearnerRank
+from asyncrl.types import TurnSample, VersionSpan, token_digest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+VOCAB = 64
+TEMPERATURE = 0.8
+ALGO = AlgoConfig(kl_coef=0.05, entropy_coef=0.01)
+LEARNER = LearnerConfig(threads=1, lr=1e-3, tokens_per_micro_batch=64, start_timeout_s=200, update_timeout_s=100)
+
+
+class ProbeRank(LearnerRank):
+    """A rank that keeps the gradient each optimizer step is given, as DeepSpeed holds it, and can be told to die."""
+
+    def _apply(self) -> float:
+        from deepspeed.utils import safe_get_full_grad
+
+        self.gradient = {n: safe_get_full_grad(p).clone().numpy() for n, p in self.engine.module.named_parameters()}
+        return super()._apply()
+
+    def last_gradient(self) -> dict[str, np.ndarray]:
+        return self.gradient
+
+    def weights(self) -> dict[str, np.ndarray]:
+        from asyncrl.learner.source import LearnerSource
+
+        source = LearnerSource(self.engine.module)
+        pairs = list(source)
+        declared = [(meta.name, meta.shape, meta.dtype) for meta in source.metadata()]
+        assert declared == [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in pairs]
+        return {name: tensor.clone().numpy() for name, tensor in pairs}
+
+    def die(self) -> None:
+        os._exit(1)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=48,
+        tie_word_embeddings=True,
+    )
+    path = tmp_path_factory.mktemp("model")
+    Qwen3ForCausalLM(config).save_pretrained(path)
+    (path / "tokenizer.json").write_text("{}")
+    return str(path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+    # The probe lives in this file, which the actors cannot import.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    ray.shutdown()
+
+
+def started(model_path: str, algo: AlgoConfig | None = ALGO, **changes: object) -> LearnerGroup:
+    learner = LEARNER.model_copy(update=changes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asyncrl.learner.group.LearnerRank", ProbeRank)
+        group = LearnerGroup.create(model_path, learner, algo, temperature=TEMPERATURE)
+    asyncio.run(group.start())
+    return group
+
+
+def ask(group: LearnerGroup, method: str) -> list:
+    """Call a probe's method on all ranks."""
+    return asyncio.run(group._call(method))
+
+
+def samples(groups: int, seed: int = 0) -> list[list[TurnSample]]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for group in range(groups):
+        rows = []
+        for node in range(6):
+            prompt, response = (
+                tuple(int(i) for i in rng.integers(1, VOCAB, size=rng.integers(1, high))) for high in (30, 9)
+            )
+            size = len(response)
+            rows.append(
+                TurnSample(
+                    prompt,
+                    response,
+                    tuple(bool(b) for b in rng.random(size) < 0.9),
+                    tuple(float(x) for x in rng.normal(-4, 0.3, size)),
+                    advantage_pos=float(rng.random()),
+                    advantage_neg=-float(rng.random()),
+                    copies=int(rng.integers(1, 4)),
+                    spans=(VersionSpan(0, 0, size),),
+                    group=group,
+                    node=node,
+                    digest=token_digest(response),
+                )
+            )
+        made.append(rows)
+    return made
+
+
+def train(group: LearnerGroup, batch: list[list[TurnSample]]) -> dict[str, float]:
+    return asyncio.run(group.update([ray.put(rows) for rows in batch]))
+
+
+def outcome(model_path: str, batch: list[list[TurnSample]], **changes: object) -> tuple[dict, dict, dict]:
+    """Figures, gradient and new weights of one update by a fresh group."""
+    group = started(model_path, **changes)
+    try:
+        figures = train(group, batch)
+        return figures, ask(group, "last_gradient")[0], ask(group, "weights")[0]
+    finally:
+        asyncio.run(group.shutdown())
+
+
+@pytest.fixture(scope="module")
+def expected(model_path: str) -> tuple[dict, dict, dict]:
+    return outcome(model_path, samples(3), zero_stage=0)
+
+
+def assert_same(got: tuple[dict, dict, dict], expected: tuple[dict, dict, dict]) -> None:
+    figures, gradient, weights = got
+    assert gradient.keys() == expected[1].keys()
+    for name, value in expected[1].items():
+        np.testing.assert_allclose(gradient[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+    for name, value in expected[2].items():
+        # Adam's first step is the gradient's sign wherever the gradient is not tiny: weaker, so checked beside it.
+        assert np.abs(weights[name] - value).max() <= 2.1e-3, name
+        assert np.mean(np.abs(weights[name] - value) > 1e-5) < 0.01, name
+    for name in ("loss", "entropy", "kl_reference", "clipped", "grad_norm", "rows", "tokens", "trained_tokens"):
+        assert figures[name] == pytest.approx(expected[0][name], rel=1e-4, abs=1e-6), name
+
+
+def test_gradient_equals_a_plain_loop_over_rows(model_path: str, expected: tuple[dict, dict, dict]) -> None:
+    """An oracle without packing, DeepSpeed or sums: every row alone, every copy's loss as its own token-mean share."""
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    with torch.no_grad():
+        reference = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    rows = [sample for group in samples(3) for sample in group]
+    weight = sum(sample.copies * sum(sample.loss_mask) for sample in rows)
+    for sample in rows:
+        ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
+        where = slice(len(sample.prompt_ids) - 1, -1)
+        table = (model(input_ids=ids).logits[0, where] / TEMPERATURE).log_softmax(-1)
+        with torch.no_grad():
+            frozen = (reference(input_ids=ids).logits[0, where] / TEMPERATURE).log_softmax(-1)
+        targets = torch.tensor(sample.response_ids)[:, None]
+        logprob, ref = table.gather(1, targets)[:, 0], frozen.gather(1, targets)[:, 0]
+        entropy = -(table.exp() * table).sum(-1)
+        ratio = (logprob - torch.tensor(sample.logprobs)).exp()
+        loss = -sample.advantage_pos * torch.minimum(ratio, torch.tensor(1.2))
+        loss = loss - sample.advantage_neg * ratio.clamp(min=0.8).clamp(max=3.0)
+        divergence = (ref - logprob).exp() - (ref - logprob) - 1
+        loss = loss + sample.copies * (ALGO.kl_coef * divergence - ALGO.entropy_coef * entropy)
+        ((loss * torch.tensor(sample.loss_mask)).sum() / weight).backward()
+    for name, parameter in model.named_parameters():
+        np.testing.assert_allclose(expected[1][name], parameter.grad.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    assert expected[0]["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+
+
+@pytest.mark.parametrize("changes", [
+    {"zero_stage": 1, "tokens_per_micro_batch": 4096},
+    {"zero_stage": 0, "world_size": 2},
+    {"zero_stage": 1, "world_size": 2, "gradient_checkpointing": True},
+    {"zero_stage": 2, "world_size": 2},
+    {"zero_stage": 3, "world_size": 2, "tokens_per_micro_batch": 150},
+])  # fmt: skip
+def test_split_and_stage_change_nothing(
+    model_path: str, expected: tuple[dict, dict, dict], changes: dict[str, object]
+) -> None:
+    assert_same(outcome(model_path, samples(3), **changes), expected)
+
+
+@pytest.fixture(scope="module")
+def pair(model_path: str) -> Iterator[LearnerGroup]:
+    """Two ranks under ZeRO-3, the most distributed case; shared, so tests must not depend on its weights."""
+    group = started(model_path, zero_stage=3, world_size=2)
+    yield group
+    asyncio.run(group.shutdown())
+
+
+def test_a_rank_without_rows_takes_part(pair: LearnerGroup) -> None:
+    figures = train(pair, [samples(1)[0][:1]])
+    assert figures["rows"] == 1
+    assert figures["micro_batches"] == 2
+    first, second = ask(pair, "last_gradient")
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, second[name])
+    assert figures["grad_norm"] > 0
+
+
+def test_rows_of_no_weight_change_nothing(pair: LearnerGroup) -> None:
+    batch = samples(1, seed=3)
+    ballast = [dataclasses.replace(sample, copies=0, node=sample.node + 50) for sample in samples(1, seed=4)[0]]
+    before = ask(pair, "weights")[0]
+    nothing = train(pair, [ballast])
+    assert nothing["updates"] == 0
+    for name, value in ask(pair, "weights")[0].items():
+        np.testing.assert_array_equal(value, before[name])
+    figures = train(pair, [batch[0] + ballast])
+    assert figures["trained_tokens"] == sum(s.copies * sum(s.loss_mask) for s in batch[0])
+    assert figures["rows"] == 12
+
+
+def test_digests_are_checked_against_the_packed_rows(pair: LearnerGroup) -> None:
+    batch = samples(2, seed=5)
+    assert [train(pair, batch)[name] for name in ("digests_checked", "digest_mismatches")] == [12, 0]
+    tampered = dataclasses.replace(batch[0][0], response_ids=(*batch[0][0].response_ids[::-1], 3))
+    size = len(tampered.response_ids)
+    tampered = dataclasses.replace(tampered, loss_mask=(True,) * size, logprobs=(-4.0,) * size)
+    assert train(pair, [[tampered]])["digest_mismatches"] == 1
+
+
+def test_steps_take_whole_groups(model_path: str) -> None:
+    group = started(model_path, steps_per_batch=2, warmup_updates=4)
+    figures = train(group, samples(3))
+    assert figures["updates"] == 2
+    assert figures["rows"] == 18
+    assert figures["lr"] == pytest.approx(LEARNER.lr * 2 / 4)
+    asyncio.run(group.shutdown())
+
+
+def test_checkpoint_round_trip(pair: LearnerGroup, model_path: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    sequences = [(tuple(int(i) for i in rng.integers(1, VOCAB, size=n)), 3) for n in (12, 5, 30, 4)]
+    path = tmp_path / "version-000001"
+    asyncio.run(pair.save(str(path)))
+    asyncio.run(pair.save(str(path)))  # a second one replaces the first
+    assert [entry.name for entry in tmp_path.iterdir()] == ["version-000001"]
+    assert (path / "tokenizer.json").is_file()
+    saved = asyncio.run(pair.logprobs(sequences, 0.7))
+
+    # Transformers loads the folder and agrees on every log-prob.
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    for (ids, start), values in zip(sequences, saved, strict=True):
+        with torch.no_grad():
+            table = (model(input_ids=torch.tensor([ids])).logits[0] / 0.7).log_softmax(-1)
+        expected = [table[i - 1, ids[i]].item() for i in range(start, len(ids))]
+        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)
+
+    # Training from the restored state repeats what training from here does.
+    train(pair, samples(2, seed=8))
+    there = ask(pair, "weights")[0]
+    train(pair, samples(2, seed=9))
+    updates = asyncio.run(pair.load_state(str(path)))
+    assert updates == json.loads((path / "state" / "learner.json").read_text())["updates"] > 0
+    assert asyncio.run(pair.logprobs(sequences, 0.7)) == saved
+    train(pair, samples(2, seed=8))
+    for name, value in ask(pair, "weights")[0].items():
+        np.testing.assert_allclose(value, there[name], rtol=0, atol=1e-7, err_msg=name)
+
+
+def test_state_of_another_world_size_is_refused(pair: LearnerGroup, model_path: str, tmp_path: Path) -> None:
+    asyncio.run(pair.save(str(tmp_path / "two")))
+    single = started(model_path, zero_stage=3)
+    with pytest.raises(LearnerError, match="world_size=2, this run has 1"):
+        asyncio.run(single.load_state(str(tmp_path / "two")))
+
+
+def test_cold_start_lowers_the_loss(model_path: str) -> None:
+    group = started(model_path, algo=None, world_size=2)
+    rng = np.random.default_rng(2)
+    rows = [(tuple(int(i) for i in rng.integers(1, VOCAB, size=6)), (5, 9, 2)) for _ in range(20)]
+    seen: list[dict[str, float]] = []
+    steps = asyncio.run(train_sft(group, rows, SftConfig(epochs=4, batch_rows=8, lr=1e-2), seen.append))
+    assert steps == len(seen) == 4 * 3
+    assert seen[-1]["sft/epoch"] == 4
+    assert seen[0]["sft/loss"] == pytest.approx(np.log(VOCAB), rel=0.1)
+    assert seen[-1]["sft/loss"] < 0.5 * seen[0]["sft/loss"]
+    with pytest.raises(LearnerError, match="AlgoConfig"):
+        train(group, samples(1))
+
+
+def test_a_dead_rank_ends_the_group_with_its_name(model_path: str) -> None:
+    group = started(model_path, world_size=2)
+    with pytest.raises(LearnerError, match="rank 1"):
+        kill_second(group)
+    with pytest.raises(LearnerError, match="has ended"):
+        train(group, samples(1))
+
+
+def kill_second(group: LearnerGroup) -> None:
+    group._ranks[1].die.remote()
+    train(group, samples(3))

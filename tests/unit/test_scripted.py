@@ -1,0 +1,123 @@
+"""The scripted engine keeps the contract the loop relies on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from asyncrl.config.engine import EngineConfig
+from asyncrl.engine.scripted import ScriptedEngine, find_script
+from asyncrl.types import Generation, Sampling, VersionSpan
+
+SAMPLING = Sampling(temperature=1.0, max_tokens=8)
+
+
+def letters(prompt: Sequence[int], sampling: Sampling, key: str, version: int, source: random.Random) -> list[int]:
+    return [source.randrange(100) for _ in range(5)] + [version, 2]
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_answer_depends_on_seed_and_key_alone() -> None:
+    async def main() -> tuple[Generation, Generation, Generation]:
+        one, two = ScriptedEngine(letters, seed=3), ScriptedEngine(letters, seed=3)
+        await two.generate([1], SAMPLING, "other")
+        return (
+            await one.generate([1], SAMPLING, "a"),
+            await two.generate([1], SAMPLING, "a"),
+            await two.generate([1], SAMPLING, "b"),
+        )
+
+    first, again, other = asyncio.run(main())
+    assert first == again
+    assert first.token_ids != other.token_ids
+    assert first.finish == "stop"
+
+
+def test_a_long_answer_is_cut_and_says_so() -> None:
+    answer = asyncio.run(ScriptedEngine(letters).generate([1], Sampling(1.0, max_tokens=3), "a"))
+    assert (len(answer.token_ids), len(answer.logprobs), answer.finish) == (3, 3, "length")
+    assert answer.spans == (VersionSpan(0, 0, 3),)
+
+
+def test_a_request_over_a_publish_carries_both_versions() -> None:
+    async def main() -> Generation:
+        ticks: asyncio.Queue[float] = asyncio.Queue()
+
+        async def sleep(_: float) -> None:
+            await ticks.get()
+
+        engine = ScriptedEngine(letters, delay=lambda source: 0.5, sleep=sleep)
+        request = asyncio.create_task(engine.generate([1], SAMPLING, "a"))
+        for _ in range(3):
+            ticks.put_nowait(0)
+        await settle()
+        await engine.pause()
+        ticks.put_nowait(0)
+        await settle()
+        await engine.start_weight_update()
+        await engine.update_weights(None)
+        await engine.finish_weight_update()
+        await engine.update_weight_version("4")
+        assert not request.done()
+        await engine.resume()
+        for _ in range(3):
+            ticks.put_nowait(0)
+        return await request
+
+    answer = asyncio.run(main())
+    assert answer.spans == (VersionSpan(0, 0, 3), VersionSpan(4, 3, 7))
+    assert answer.seconds == pytest.approx(3.5)
+
+
+def test_nothing_is_admitted_while_paused() -> None:
+    async def main() -> int:
+        engine = ScriptedEngine(letters)
+        await engine.pause()
+        request = asyncio.create_task(engine.generate([1], SAMPLING, "a"))
+        await settle()
+        assert not request.done()
+        await engine.update_weight_version("2")
+        await engine.resume()
+        return (await request).spans[0].version
+
+    assert asyncio.run(main()) == 2
+
+
+def test_counters_add_up() -> None:
+    async def main() -> dict[str, float]:
+        engine = ScriptedEngine(letters)
+        await asyncio.gather(*(engine.generate([1, 2, 3], SAMPLING, str(i)) for i in range(4)))
+        return await engine.stats()
+
+    assert asyncio.run(main()) == {
+        "tokens_generated": 28,
+        "prompt_tokens": 12,
+        "cached_prompt_tokens": 0,
+        "requests": 4,
+    }
+
+
+def test_an_update_out_of_order_is_refused() -> None:
+    engine = ScriptedEngine(letters)
+    with pytest.raises(RuntimeError, match="before start_weight_update"):
+        asyncio.run(engine.update_weights(None))
+
+
+@pytest.mark.parametrize("target", ["nothing", "no.such.module:x", "random:missing", "random:__name__"])
+def test_a_bad_script_is_named(target: str) -> None:
+    with pytest.raises(ValueError, match=r"engine\.script"):
+        find_script(target)
+
+
+def test_script_and_kind_go_together() -> None:
+    with pytest.raises(ValueError, match="script"):
+        EngineConfig(kind="scripted")
+    with pytest.raises(ValueError, match="script"):
+        EngineConfig(script="a:b")
