@@ -1,6 +1,8 @@
 # `make quickstart` and `make test` set up what they need; see CONTRIBUTING.md.
 EXTRA ?= cpu
 export PYTHON EXTRA
+# Set-up leaves byte-compiling to the first import; without caches every process would compile PyTorch anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup quickstart test lint unit integration e2e clean
 

@@ -72,7 +72,8 @@ def train(config: Config, overrides: Overrides = None, dry_run: DryRun = False) 
     _preflight(resolved)
     from asyncrl.ops.job import run_job
 
-    run_job(resolved)
+    run, _ = run_job(resolved)
+    typer.echo(f"done: {run.summary}")
 
 
 @app.command("eval")
@@ -238,9 +239,12 @@ def main() -> NoReturn:
         code = _say("terminated", 143)
     except ConfigError as error:
         code = _say(str(error), 2)
-    except Exception as error:
+    except Exception as raised:
+        cause: BaseException = raised
+        while isinstance(cause, BaseExceptionGroup):  # of concurrent work: the first failure is the cause
+            cause = cause.exceptions[0]
         logging.getLogger(__name__).debug("the command failed", exc_info=True)
-        code = _say(f"{type(error).__name__}: {error}\n(asyncrl --debug ... shows where)", 1)
+        code = _say(f"{type(cause).__name__}: {cause}\n(asyncrl --debug ... shows where)", 1)
     sys.exit(code)
 
 

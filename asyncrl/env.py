@@ -55,6 +55,10 @@ class Env(ABC):
         """A successful action list for ``task`` (the environment is left reset), or None where there is no expert."""
         return None
 
+    def expert_action(self) -> str | None:
+        """What the expert would do in the current state, or None where it only knows whole episodes."""
+        return None
+
     def snapshot(self) -> Any:
         """A picklable value of the whole state. Only where ``can_snapshot``."""
         raise TypeError(f"{type(self).__name__} cannot copy itself; branch it by replay (can_snapshot is False)")

@@ -44,7 +44,7 @@ class GymEnv(gymnasium.Env[dict[str, str], str]):
         ValueError: unknown environment, split or option.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"]}  # type: ignore[misc]
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
 
     def __init__(self, name: str, split: str = "train", render_mode: str | None = None, **options: Any) -> None:
         spec = find_env(name, options)

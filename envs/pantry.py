@@ -13,17 +13,17 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from asyncrl.env import Env
 from asyncrl.types import Observation, Step, Task
 
 ROOMS: dict[str, tuple[str, ...]] = {
-    "kitchen": ("drawer", "cupboard", "fridge"),
-    "bathroom": ("cabinet", "basket", "shelf"),
-    "study": ("desk", "bookcase", "box"),
-    "bedroom": ("dresser", "wardrobe", "chest"),
+    "bathroom": ("basket", "shelf"),
+    "kitchen": ("cupboard", "fridge"),
+    "study": ("desk", "bookcase"),
+    "bedroom": ("wardrobe", "chest"),
 }
 """Room -> its receptacles; this listing order is the naive search order."""
 START = "hall"
@@ -40,18 +40,15 @@ class Kind(NamedTuple):
 
 KINDS: dict[str, Kind] = {
     "mug": Kind("cupboard", "desk", ("clean",)),
-    "spoon": Kind("drawer", "cupboard", ("clean",)),
-    "milk": Kind("fridge", "desk", ("heat",)),
     "egg": Kind("fridge", "basket", ("heat", "cool")),
-    "soup": Kind("cupboard", "box", ("heat", "cool")),
-    "apple": Kind("box", "fridge", ("cool",)),
+    "shirt": Kind("basket", "chest", ("clean",)),
     "towel": Kind("shelf", "wardrobe", ("clean", "heat")),
-    "shirt": Kind("wardrobe", "basket", ("clean",)),
-    "soap": Kind("cabinet", "chest", ()),
-    "pen": Kind("desk", "drawer", ()),
-    "book": Kind("bookcase", "dresser", ()),
-    "lamp": Kind("chest", "bookcase", ()),
+    "pen": Kind("desk", "fridge", ()),
+    "book": Kind("bookcase", "shelf", ()),
+    "coat": Kind("wardrobe", "bookcase", ("clean",)),
+    "lamp": Kind("chest", "cupboard", ()),
 }
+"""Every place is the likeliest one of one kind, so that no fixed order is a good one for all."""
 ADJECTIVE: dict[str, str] = {"clean": "clean", "heat": "hot", "cool": "cold"}
 """Treatment -> the state it leaves a thing in."""
 
@@ -86,6 +83,8 @@ class House(NamedTuple):
     opened: tuple[str, ...] = ()
     steps: int = 0
     done: bool = False
+    refused: bool = False
+    """The last action was not admissible, which the observation says."""
 
     @property
     def held(self) -> str:
@@ -111,8 +110,8 @@ class House(NamedTuple):
 
 def _draw(task: Task, what: str) -> float:
     """A number in [0, 1) that depends on the task and the name of the draw, and on nothing else."""
-    digest = hashlib.blake2b(f"pantry/{task.id}/{task.seed}/{what}".encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "big") / 2**56
+    digest = hashlib.blake2b(f"pantry/{task.id}/{task.seed}/{what}".encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "big") / 2**48
 
 
 def _pick(task: Task, what: str, options: Sequence[str]) -> str:
@@ -140,18 +139,10 @@ def make_task(task: Task) -> tuple[Goal, House]:
     kind, sort = kinds[0], _draw(task, "sort")
     places = {kind: hiding_place(task, kind) for kind in kinds}
     treatments = KINDS[kind].treatments
-    treatment = _pick(task, "treatment", treatments) if treatments and sort < 0.7 else ""
+    treatment = _pick(task, "treatment", treatments) if treatments and sort < 0.6 else ""
     elsewhere = [place for place in PLACES if place != places[kind]]
     target = "" if not treatment and sort > 0.85 else _pick(task, "target", elsewhere)
     return Goal(kind, treatment, target), House(START, tuple((k, places[k], "") for k in sorted(kinds)))
-
-
-def search_order(kind: str, informed: bool) -> tuple[str, ...]:
-    """The receptacles in the order they are searched: as listed, or the kind's likely places first."""
-    if not informed:
-        return PLACES
-    first = (KINDS[kind].likely, KINDS[kind].second)
-    return first + tuple(place for place in PLACES if place not in first)
 
 
 class Pantry(Env):
@@ -161,7 +152,11 @@ class Pantry(Env):
     max_turns: ClassVar[int] = 10
     can_snapshot: ClassVar[bool] = True
 
-    def __init__(self) -> None:
+    def __init__(self, hunch: float = 0.0) -> None:
+        """``hunch``, from 0 to 1: share of the expert's choices of a place to search that are random guesses."""
+        if not 0 <= hunch <= 1:
+            raise ValueError(f"pantry: hunch must be from 0 to 1, got {hunch}")
+        self._hunch = hunch
         self._task = Task("pantry", "0")
         self._goal, self._house = make_task(self._task)
 
@@ -180,16 +175,16 @@ class Pantry(Env):
     def step(self, action: str) -> Step:
         before = self._house
         if before.done:
-            return Step(self._observe(IGNORED), 0.0, True, False, {"success": False})
+            return Step(self._observe(), 0.0, True, False, {"success": False})
         action = " ".join(action.lower().split())
         admissible = action in self._admissible()
         house = _execute(before, action) if admissible else before
-        house = house._replace(steps=before.steps + 1)
+        house = house._replace(steps=before.steps + 1, refused=not admissible)
         success = _reached(self._goal, house)
         truncated = not success and house.steps >= self.max_turns
         self._house = house._replace(done=success or truncated)
         info: dict[str, Any] = {"success": success} if self._house.done else {}
-        return Step(self._observe("" if admissible else IGNORED), float(success), success, truncated, info)
+        return Step(self._observe(), float(success), success, truncated, info)
 
     def list_actions(self) -> tuple[str, ...]:
         return self._admissible()
@@ -203,23 +198,38 @@ class Pantry(Env):
         return self._observe()
 
     def expert(self, task: Task) -> list[str] | None:
-        """The naive searcher's actions, or None where it runs out of turns (more than half of the tasks)."""
-        return self.solve(task, informed=False)
+        """The naive searcher's actions, or None where it runs out of turns (about half of the tasks)."""
+        return self._solve(task, self._naive_choice)
 
     def expert_action(self) -> str | None:
-        """What the naive searcher does now."""
-        return None if self._house.done else _advise(self._goal, self._house, informed=False)
+        return None if self._house.done else _advise(self._goal, self._house, self._naive_choice())
 
-    def solve(self, task: Task, informed: bool) -> list[str] | None:
-        """Actions of a searcher that knows only what it has opened, or None where it runs out of turns."""
+    def informed(self, task: Task) -> list[str] | None:
+        """Actions of a searcher that tries the kind's likely places first, or None where it runs out of turns."""
+        return self._solve(task, self._informed_choice)
+
+    def _solve(self, task: Task, choose: Callable[[], str]) -> list[str] | None:
         self.reset(task)
         actions: list[str] = []
         success = False
         while not self._house.done:
-            actions.append(_advise(self._goal, self._house, informed))
+            actions.append(_advise(self._goal, self._house, choose()))
             success = bool(self.step(actions[-1]).reward)
         self.reset(task)
         return actions if success else None
+
+    def _naive_choice(self) -> str:
+        """The next place to search: as listed, or on a hunch, which holds until something has been opened."""
+        left = [place for place in PLACES if place not in self._house.opened] or list(PLACES)
+        opened = "/".join(self._house.opened)
+        if _draw(self._task, f"hunch/{opened}") < self._hunch:
+            return _pick(self._task, f"guess/{opened}", left)
+        return left[0]
+
+    def _informed_choice(self) -> str:
+        kind = KINDS[self._goal.kind]
+        order = (kind.likely, kind.second, *PLACES)
+        return next((place for place in order if place not in self._house.opened), PLACES[0])
 
     def _admissible(self) -> tuple[str, ...]:
         house = self._house
@@ -236,16 +246,17 @@ class Pantry(Env):
             actions += [f"take {kind}" for kind, place, _ in house.things if place in places and place in house.opened]
         return tuple(actions)
 
-    def _observe(self, event: str = "") -> Observation:
+    def _observe(self) -> Observation:
         house = self._house
         inside = "; ".join(
             f"{place} {' and '.join(house.holds(place)) or 'empty'}" if place in house.opened else f"{place} shut"
             for place in ROOMS.get(house.room, ())
         )
         held = " and ".join(house.holds(HAND)) or "nothing"
-        text = f"In the {house.room}{': ' if inside else ''}{inside}. You hold {held}."
+        event = f"{IGNORED} " if house.refused else ""
+        text = f"{event}In the {house.room}{': ' if inside else ''}{inside}. You hold {held}."
         anchor = f"{house.room}|{house.things}|{house.opened}"
-        return Observation(f"{event} {text}".strip(), self._goal.words, self._admissible(), anchor=anchor)
+        return Observation(text, self._goal.words, self._admissible(), anchor=anchor)
 
 
 def _execute(house: House, action: str) -> House:
@@ -272,17 +283,16 @@ def _reached(goal: Goal, house: House) -> bool:
     return house.place_of(goal.kind) == (goal.target or HAND) and _treated(goal, house)
 
 
-def _advise(goal: Goal, house: House, informed: bool) -> str:
-    """The next action of a searcher that looks only at what has been opened."""
+def _advise(goal: Goal, house: House, search: str) -> str:
+    """The next action of a player that knows what has been opened and, until the thing is found, opens ``search``."""
     places, place = ROOMS.get(house.room, ()), house.place_of(goal.kind)
     if place == HAND:
         if not _treated(goal, house):
             return f"{goal.treatment} {goal.kind}" if house.room == "kitchen" else "go kitchen"
         room = ROOM_OF[goal.target]
         return f"put {goal.kind} in {goal.target}" if house.room == room else f"go {room}"
-    if house.held and places:
-        return f"put {house.held} in {places[0]}"
+    if house.held:
+        return f"put {house.held} in {places[0]}" if places else f"go {next(iter(ROOMS))}"
     if place not in house.opened:
-        place = next(p for p in search_order(goal.kind, informed) if p not in house.opened)
-        return f"open {place}" if place in places else f"go {ROOM_OF[place]}"
+        return f"open {search}" if search in places else f"go {ROOM_OF[search]}"
     return f"take {goal.kind}" if place in places else f"go {ROOM_OF[place]}"

@@ -7,6 +7,9 @@ Invariants:
 * Making the environment starts nothing, but refuses a bad option or a machine without Java.
 * A task's variation seeds the simulator, so ``Task.seed`` changes nothing. Episodes are deterministic under the JVM
   flags of ``scienceworld_jvm``, across JVMs with different histories; branching is by verified replay.
+* The simulator names an object at random where several names fit, so listing actions would move its generator on and
+  change both later lists and what happens by chance. Here the generator is seeded before every step, by variation and
+  turn, and before every list: a list depends on the state alone, and making one changes nothing.
 * Valid actions (hundreds to thousands of strings, 50 ms and more) are computed only when asked for.
 """
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 MOVE_LIMIT = 100
 """Simulator moves of an episode (``envStepLimit`` of the papers). Looking costs none, ``wait`` costs ten."""
+LISTING_SEED = 1
 MAX_ACTION = 500
 """Characters of an action that reach the simulator; no valid action is nearly as long."""
 
@@ -69,7 +73,7 @@ class ScienceWorld(Env):
         self._java, self._jar = java_home(java), simulator_jar()
         self._jvm: Jvm | None = None
         self._goal = ""
-        self._turns = 0
+        self._variation = self._turns = 0
         self._live = False
 
     @classmethod
@@ -84,13 +88,13 @@ class ScienceWorld(Env):
 
     def reset(self, task: Task) -> Observation:
         self._load(task, gold=False)
-        return self._observe(self._call("step", "look around"))
+        return self._observe(self._act("look around"))
 
     def step(self, action: str) -> Step:
         if not self._live:
             raise RuntimeError("scienceworld: the episode is over or was never begun; call reset first")
         try:
-            text = str(self._call("step", _clean(action)))
+            text = self._act(_clean(action))
         except SimulatorError:
             text = "That cannot be done."
         score = round(100 * self._call("getScore"))
@@ -136,16 +140,21 @@ class ScienceWorld(Env):
             self._jvm = None
 
     def _load(self, task: Task, gold: bool) -> None:
-        name, variation = parse_id(task.id)
+        name, self._variation = parse_id(task.id)
         if self._jvm is None:
             from envs.scienceworld_jvm import Jvm  # needs py4j, which a machine without the extra lacks
 
             self._jvm = Jvm(self._java, self._jar)
         # ``load`` alone gives the state that the package's load + reset gives; its reset also searches the gold path,
         # which takes up to 20 s. tests/integration/test_scienceworld.py compares the two.
-        self._call("load", name, variation, self._simplifications, gold)
+        self._call("load", name, self._variation, self._simplifications, gold)
         self._goal = str(self._call("getTaskDescription"))
         self._turns, self._live = 0, True
+
+    def _act(self, action: str) -> str:
+        with self._live_jvm() as jvm:
+            jvm.seed(_mix(self._variation, self._turns))
+            return str(jvm.call("step", action))
 
     def _observe(self, text: str) -> Observation:
         return Observation(text=text, goal=self._goal, action_guide=self._guide() if self._guides else "")
@@ -161,6 +170,7 @@ class ScienceWorld(Env):
 
     def _list(self, method: str) -> list[str]:
         with self._live_jvm() as jvm:
+            jvm.seed(LISTING_SEED)
             return jvm.call_list(method)
 
     @contextmanager
@@ -173,6 +183,11 @@ class ScienceWorld(Env):
         except SimulatorLost:
             self.close()
             raise
+
+
+def _mix(variation: int, turn: int) -> int:
+    """A 48-bit seed; Java's generator begins alike from neighbouring seeds, so they are spread (Knuth's constant)."""
+    return ((variation << 16 | turn) * 0x9E3779B97F4A7C15 >> 8) & (2**48 - 1)
 
 
 def _clean(action: str) -> str:

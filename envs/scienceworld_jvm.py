@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from py4j.java_gateway import GatewayParameters, JavaGateway, find_jar_path
-from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError
 
 from envs.scienceworld_host import SimulatorError, SimulatorLost, jvm_flags
 
@@ -67,6 +67,7 @@ class Jvm:
         try:
             self._join = self._gateway.jvm.java.lang.String.join
             self._server = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+            self._random = getattr(getattr(self._gateway.jvm.scala.util, "Random$"), "MODULE$")
         except Py4JError as error:
             raise self._lost("did not open the simulator", error) from error
 
@@ -85,7 +86,7 @@ class Jvm:
             return getattr(self._server, method)(*args)
         except Py4JJavaError as error:
             raise SimulatorError(f"ScienceWorld's {method} failed: {error.java_exception.toString()}") from error
-        except (Py4JNetworkError, OSError) as error:
+        except (Py4JError, OSError) as error:  # a broken connection comes as either
             raise self._lost(f"was lost in {method}", error) from error
 
     def call_list(self, method: str) -> list[str]:
@@ -93,9 +94,16 @@ class Jvm:
         items = self.call(method)
         try:
             joined = self._join("\n", items)
-        except (Py4JNetworkError, OSError) as error:
+        except (Py4JError, OSError) as error:
             raise self._lost(f"was lost in {method}", error) from error
         return joined.split("\n") if joined else []
+
+    def seed(self, value: int) -> None:
+        """Set the one random generator that the whole simulator draws from."""
+        try:
+            self._random.setSeed(value)
+        except (Py4JError, OSError) as error:
+            raise self._lost("was lost", error) from error
 
     def close(self) -> None:
         """End the JVM; idempotent."""
@@ -121,7 +129,7 @@ class Jvm:
 
     def _lost(self, what: str, error: Exception | None) -> SimulatorLost:
         self._finalizer()
-        said = " | ".join(self._output) or "nothing"
+        said = " | ".join(self._output)[-300:] or "nothing"
         return SimulatorLost(
             f"the Java process of ScienceWorld (pid {self.pid}) {what}; "
             f"exit code {self._process.returncode}, it said: {said}" + (f" ({error})" if error else "")

@@ -55,18 +55,19 @@ done
 echo "setup: $("$python" --version) ($python), $compiler, $lock"
 rm -f "$stamp"
 "$python" -m venv .venv
-pip() { .venv/bin/python -m pip --disable-pip-version-check --no-input "$@"; }
+# Byte-compiling all of it takes longer than installing it, and most of it is never imported: Python does it on first use.
+install() { .venv/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps --no-compile "$@"; }
 
 if [[ $extra == cpu ]]; then
     torch=$(grep '^torch==' "$lock")
     # Found by name where pip's configuration offers CPU builds; elsewhere PyTorch's own index has them.
-    pip install --quiet --no-deps "$torch" 2>/dev/null ||
-        pip install --quiet --no-deps --index-url "$torch_index" "$torch" ||
+    install "$torch" 2>/dev/null ||
+        install --index-url "$torch_index" "$torch" ||
         fail "$torch is offered neither by pip's configuration nor by $torch_index." \
             "Make that file reachable (pip config set global.find-links FOLDER, or TORCH_INDEX=URL), then run this again."
 fi
 # Without dependencies: the list is complete, and resolving would pull in a torchvision that breaks a CPU torch.
-pip install --quiet --no-deps --requirement "$lock"
-pip install --quiet --no-deps --no-build-isolation --editable .
+install --requirement "$lock"
+install --no-build-isolation --editable .
 echo "$state" >"$stamp"
 echo "setup: done in $SECONDS s; next: make quickstart, or .venv/bin/asyncrl --help"

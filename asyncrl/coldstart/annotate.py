@@ -1,42 +1,44 @@
 """Retro-annotation by rule: a reasoning block for every step of a demonstrated trajectory.
 
-Invariants: an annotated step passes SPARK's validator and keeps the demonstrated action word for word; a step is
-``explore`` when it searches, that is when its verb only moves or looks and the thing that the next manipulating step
-handles has not shown up in any observation so far; else it is ``think``. One short sentence names the candidates or
-the next move. The rule knows verbs, not environments.
+Invariants: an annotated step passes its method's validator and keeps the demonstrated action word for word. A step
+explores when its verb only moves or looks and the thing that the next handling step is about has not shown up in any
+observation so far; such a step names what is sought and where, any other names the move. The rule sees the whole
+trajectory, as the papers' teacher does, and knows verbs, not environments.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from asyncrl.text.parse import Method
 from asyncrl.types import Observation
 
-SEARCH_VERBS = frozenset({"go", "goto", "look", "open", "examine", "inspect", "search", "teleport", "read", "enter"})
-PREPOSITIONS = frozenset({"in", "into", "to", "on", "onto", "from", "with", "using", "at", "up", "down", "the", "a", "around"})
-CANDIDATES = 2
-"""Places or objects that an explore sentence names."""
+SEARCH_VERBS = frozenset({"go", "look", "open", "examine", "inspect", "search", "teleport", "read", "enter"})
+PREPOSITIONS = frozenset({"in", "into", "to", "on", "onto", "from", "with", "at", "up", "down", "the", "a", "around"})
 
 
 class DemoStep(NamedTuple):
     observation: Observation
     """Before the action."""
     action: str
+    slip: bool = False
+    """Not the demonstrator's choice; executed, but not trained on."""
 
 
-def annotate(steps: Sequence[DemoStep]) -> list[str]:
-    """Responses in SPARK's format, one a step."""
+def annotate(steps: Sequence[DemoStep], method: Method = "spark") -> list[str]:
+    """Responses in the format of ``method``, one a step (ReAct has no ``<explore>``: all its steps think)."""
     responses, seen = [], ""
     for i, step in enumerate(steps):
         seen += f" {step.observation.text.lower()}"
-        sought = _sought(steps[i:])
+        sought, about = _sought(steps[i:]), _object(step.action)
         if _verb(step.action) in SEARCH_VERBS and not (sought and _mentions(seen, sought)):
-            reason = f"<explore>{' or '.join(_candidates(step))}?</explore>"
+            tag, reason = "explore", f"seek {sought or 'a clue'} in {about or 'here'}"
         else:
-            reason = f"<think>now {_verb(step.action)}</think>"
-        responses.append(f"{reason}\n<action>{step.action}</action>")
+            tag, reason = "think", f"now {_verb(step.action)} {about}".strip()
+        tag = tag if method == "spark" else "think"
+        responses.append(f"<{tag}>{reason}</{tag}>\n<action>{step.action}</action>")
     return responses
 
 
@@ -45,7 +47,7 @@ def _verb(action: str) -> str:
 
 
 def _object(action: str) -> str:
-    """What an action is about: its words from the first noun up to the next preposition."""
+    """What an action is about: the words after its verb, up to the first preposition that follows a noun."""
     words = action.lower().split()[1:]
     while words and words[0] in PREPOSITIONS:
         words = words[1:]
@@ -53,17 +55,11 @@ def _object(action: str) -> str:
     return " ".join(words[:end])
 
 
-def _sought(rest: Iterable[DemoStep]) -> str:
-    """Object of the first step that is not a searching one, or ``""``."""
-    return next((_object(step.action) for step in rest if _verb(step.action) not in SEARCH_VERBS), "")
+def _sought(rest: Sequence[DemoStep]) -> str:
+    """Object of the first step that handles something, or ``""``."""
+    handled = (_object(step.action) for step in rest if _verb(step.action) not in SEARCH_VERBS and not step.slip)
+    return next(filter(None, handled), "")
 
 
 def _mentions(text: str, thing: str) -> bool:
     return re.search(rf"\b{re.escape(thing)}\b", text) is not None
-
-
-def _candidates(step: DemoStep) -> list[str]:
-    """The place chosen, then others that the admissible actions offer to the same verb."""
-    others = [a for a in step.observation.actions or () if _verb(a) == _verb(step.action) and a != step.action]
-    named = [_object(action) or action for action in (step.action, *others)]
-    return list(dict.fromkeys(named))[:CANDIDATES]

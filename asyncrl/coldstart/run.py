@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from asyncrl.model.load import load_tokenizer
 from asyncrl.track.base import Tracker
 
 log = logging.getLogger(__name__)
+
+REPORT_EVERY = 20
+"""Optimizer steps between two records of the cold start."""
 
 
 async def cold_start(config: RunConfig, sft: SftConfig, model_path: str, out: Path, tracker: Tracker) -> dict[str, Any]:
@@ -32,8 +36,13 @@ async def cold_start(config: RunConfig, sft: SftConfig, model_path: str, out: Pa
     group = LearnerGroup.create(model_path, learner, algo=None, dtype=config.model.dtype, seed=sft.seed)
     try:
         await group.start()
-        steps = await train_sft(group, rows, sft, lambda metrics: tracker.log(0, metrics))
+        steps = await train_sft(group, rows, sft, partial(_report, tracker))
         await group.save(str(out))
     finally:
         await group.shutdown()
     return {"sft_rows": len(rows), "sft_steps": steps, "seconds": time.monotonic() - started}
+
+
+def _report(tracker: Tracker, figures: dict[str, float]) -> None:
+    if figures["sft/step"] % REPORT_EVERY == 0:
+        tracker.log(0, figures)

@@ -1,5 +1,7 @@
 """The supervised cold start."""
 
+from typing import Any
+
 from pydantic import Field
 
 from asyncrl.config.base import Strict
@@ -14,6 +16,8 @@ class SftConfig(Strict):
     lr: float = Field(1e-5, gt=0)
     slip: float = Field(0.0, ge=0, lt=1)
     """Share of the demonstrator's steps replaced by a random admissible action that is not trained on."""
+    demonstrator: dict[str, Any] = {}
+    """Environment options that hold while it demonstrates, on top of ``env.options``: e.g. a less certain expert."""
     list_actions: bool = False
     """Whether prompts show the admissible actions; SPARK's cold start leaves them out."""
     seed: int = 0

@@ -53,3 +53,8 @@ class Engine(Protocol):
 
     async def shutdown(self) -> None:
         """End the engine and its child processes."""
+
+
+def cause_of(error: Exception) -> object:
+    """What went wrong in an actor, without the remote traceback that Ray puts into its message."""
+    return getattr(error, "cause", None) or error

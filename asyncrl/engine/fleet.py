@@ -18,6 +18,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from asyncrl.config.engine import EngineConfig
+from asyncrl.engine.base import cause_of
 from asyncrl.engine.generator import Generator
 from asyncrl.engine.scripted import ScriptedEngine, find_script
 from asyncrl.types import Generation, Sampling
@@ -88,7 +89,7 @@ class Fleet:
                 log.warning("%s died: %s", _name(at), error)
                 self._alive[at] = False
             except (RayTaskError, TimeoutError) as error:
-                raise GenerationFailed(f"{_name(at)}, turn {key}: {error}") from error
+                raise GenerationFailed(f"{_name(at)}, turn {key}: {cause_of(error)}") from error
             finally:
                 self._load[at] -= 1
 
@@ -150,14 +151,16 @@ class Fleet:
         try:
             return await self._ask(at, method, timeout_s, *args)
         except (RayActorError, RayTaskError, TimeoutError) as error:
-            raise RuntimeError(f"{_name(at)}: {method} failed: {error}") from error
+            raise RuntimeError(f"{_name(at)}: {method} failed: {cause_of(error)}") from error
 
     async def _ask(self, at: int, method: str, timeout_s: float, *args: Any) -> Any:
         reference = getattr(self.handles[at], method).remote(*args)
         try:
-            async with asyncio.timeout(timeout_s + GRACE_S):
+            async with asyncio.timeout(timeout_s + GRACE_S) as limit:
                 return await reference
         except TimeoutError as error:
+            if not limit.expired():  # the generator's own
+                raise
             ray.cancel(reference)
             raise TimeoutError(f"no answer within {timeout_s + GRACE_S:g} s") from error
         except asyncio.CancelledError:

@@ -128,7 +128,7 @@ class Generator:
         Raises:
             RuntimeError: the generator is not started or fenced, or vLLM ended the request without an answer.
             TimeoutError: longer than ``engine.generate_timeout_s``, pauses included.
-            ValueError: vLLM refused the request, e.g. a prompt beyond ``engine.max_model_len``.
+            ValueError: the prompt leaves no room for a token within ``engine.max_model_len``.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
@@ -189,6 +189,11 @@ class Generator:
         llm = self._engine()
         if self._fenced:
             raise RuntimeError(self._fence_message())
+        if len(ids) >= self._config.max_model_len:
+            raise ValueError(
+                f"{self._name}: turn {key} has {len(ids)} prompt tokens; engine.max_model_len = "
+                f"{self._config.max_model_len} must exceed that: raise it or lower prompt.max_prompt_tokens"
+            )
         prompt = tokens_input(list(ids), cache_salt=str(self._version))
         task = asyncio.current_task()
         assert task is not None

@@ -41,6 +41,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateRequest,
 )
 
+from asyncrl.engine.base import cause_of
+
 __all__ = [
     "ModuleSource",
     "ParamMeta",
@@ -186,7 +188,7 @@ class GeneratorClient:
             try:
                 ray.get(ref)
             except Exception as error:
-                raise RuntimeError(f"publish: {method} failed in {calls[ref]}: {error}") from error
+                raise RuntimeError(f"publish: {method} failed in {calls[ref]}: {cause_of(error)}") from error
 
 
 def make_trainer(

@@ -1,16 +1,15 @@
 """Causal attention within the rows of a packed row, as a Transformers attention function.
 
 Invariants: a token attends to itself and the tokens before it in its own row, nothing else; no mask the size of
-tokens x tokens is ever made. The model's forward is given ``index=RowIndex`` and hands it down unchanged. On a GPU in
-half precision the rows go to PyTorch's variable-length flash attention as they lie; otherwise they are laid out as a
-rectangle padded on the right, where plain causal attention already keeps padding out of sight.
+tokens x tokens is ever made. The model's forward is given ``index=RowIndex`` and hands it down unchanged. The rows are
+laid out as a rectangle padded on the right, where plain causal attention keeps padding out of sight, so PyTorch's fused
+kernels apply on every device; a variable-length kernel, which needs no rectangle, would replace this function only.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -47,25 +46,12 @@ def row_attention(
             "train with shorter rows or a model with full attention"
         )
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
-        return _flash(q, k, v, index, scaling).unsqueeze(0), None
     q, k, v = (
         x.index_select(0, index.to_rows).view(index.rows, index.longest, *x.shape[1:]).transpose(1, 2)
         for x in (q, k, v)
     )
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout, scale=scaling, enable_gqa=True)
     return out.transpose(1, 2).flatten(0, 1).index_select(0, index.to_packed).unsqueeze(0), None
-
-
-def _flash(q: Tensor, k: Tensor, v: Tensor, index: RowIndex, scaling: float | None) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    copies = q.shape[1] // k.shape[1]
-    k, v = (x.repeat_interleave(copies, dim=1) for x in (k, v))
-    edges, longest = index.edges, index.longest
-    out = varlen_attn(q, k, v, edges, edges, longest, longest, scale=scaling, window_size=(-1, 0))
-    assert isinstance(out, Tensor)  # a pair only where the log-sum-exp is asked for
-    return out
 
 
 AttentionInterface.register(NAME, row_attention)

@@ -33,12 +33,11 @@ class RowIndex:
     """Where the rows of a packed row lie, for attention within rows.
 
     ``to_rows`` (rows * longest,) lists, row by row, the packed positions that fill a rectangle padded on the right;
-    ``to_packed`` (tokens,) finds each packed token in that rectangle; ``edges`` (rows + 1,) are cumulative lengths.
+    ``to_packed`` (tokens,) finds each packed token in that rectangle.
     """
 
     to_rows: Tensor
     to_packed: Tensor
-    edges: Tensor
     rows: int
     longest: int
 
@@ -94,13 +93,7 @@ def pack(rows: Sequence[Row], device: torch.device | str = "cpu") -> Packed:
     def tensor(values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
-    index = RowIndex(
-        tensor(rectangle.reshape(-1)),
-        tensor(np.flatnonzero(in_row)),
-        tensor(edges.astype(np.int32)),
-        len(rows),
-        longest,
-    )
+    index = RowIndex(tensor(rectangle.reshape(-1)), tensor(np.flatnonzero(in_row)), len(rows), longest)
     return Packed(tensor(ids)[None], tensor(positions)[None], tensor(at), tensor(owner[at]), index)
 
 

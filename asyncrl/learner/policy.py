@@ -14,11 +14,11 @@ from asyncrl.learner import attention
 from asyncrl.learner.batch import Packed
 
 
-def load(path: str, dtype: str) -> PreTrainedModel:
-    """The causal language model in folder ``path``, set up for packed rows."""
+def load(path: str, dtype: str, device: torch.device) -> PreTrainedModel:
+    """The causal language model in folder ``path``, on ``device`` and set up for packed rows."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), local_files_only=True)
     model.set_attn_implementation(attention.NAME)
-    return model
+    return model.to(device)  # type: ignore[arg-type]  # a decorator hides that it is a method
 
 
 def logprobs(model: nn.Module, packed: Packed, temperature: float, entropy_grad: bool = False) -> tuple[Tensor, Tensor]:

@@ -67,16 +67,16 @@ class LearnerRank:
         torch.manual_seed(self._seed)
         world_size = self._learner.world_size
         store = self._store or TCPStore(host, port, world_size, is_master=False)
-        self.device = zero.join(store, self.rank, world_size, self._learner.update_timeout_s)
-        model = policy.load(self._model_path, self._dtype)
+        self.device = torch.device("cuda", 0) if self._learner.gpus else torch.device("cpu")
+        zero.join(store, self.rank, world_size, self.device, self._learner.update_timeout_s)
+        model = policy.load(self._model_path, self._dtype, self.device)
         if self._learner.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.engine = zero.build(model, self._learner, self._dtype)
         self._reference = None
         if self._algo is not None and self._algo.kl_coef > 0:
             # Held whole on every rank: it is read in every micro-batch.
-            self._reference = policy.load(self._model_path, self._dtype).eval().requires_grad_(False)
-            torch.nn.Module.to(self._reference, self.device)
+            self._reference = policy.load(self._model_path, self._dtype, self.device).eval().requires_grad_(False)
 
     def update(self, batch: Sequence[ray.ObjectRef]) -> RankReport:
         """Train on a batch; each reference holds one group's ``list[TurnSample]``.

@@ -19,21 +19,17 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-expor
 from asyncrl.config.learner import LearnerConfig
 
 
-def join(store: TCPStore, rank: int, world_size: int, timeout_s: float) -> torch.device:
-    """Join the process group of all ranks; returns the rank's device.
-
-    Collectives that wait longer than ``timeout_s`` for another rank raise.
-    """
+def join(store: TCPStore, rank: int, world_size: int, device: torch.device, timeout_s: float) -> None:
+    """Join the process group of all ranks; a collective that waits longer than ``timeout_s`` for a rank raises."""
     import deepspeed  # reads the environment and starts probes: only in the rank's own process
     from deepspeed.utils import logger
 
     logger.setLevel("WARNING")
-    gpu = torch.cuda.is_available()
     # Ray shows each rank its own GPUs only, so the local one is always number 0.
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": "0"}
-    if gpu:
-        torch.cuda.set_device(0)
-    backend = "nccl" if gpu else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
     )
@@ -41,7 +37,6 @@ def join(store: TCPStore, rank: int, world_size: int, timeout_s: float) -> torch
     # calls that op, so it is declared unavailable and gloo does all the work.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=backend, verbose=False)
-    return torch.device("cuda", 0) if gpu else torch.device("cpu")
 
 
 def build(model: nn.Module, learner: LearnerConfig, dtype: str) -> Any:

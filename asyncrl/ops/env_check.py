@@ -178,16 +178,15 @@ class _Run:
         return f"{sum(len(trace.steps) for trace in self.traces)} steps repeated in a second instance, twice"
 
     def fresh_process(self) -> str:
+        with opened(self.spec) as env:
+            here = [env.reset(task) for task in self.tasks]
         for salt in ("1", "2"):
-            elsewhere = reset_elsewhere(self.spec, self.tasks, salt)
-            with opened(self.spec) as env:
-                for task, there in zip(self.tasks, elsewhere, strict=True):
-                    here = env.reset(task)
-                    require(
-                        here.same_as(there),
-                        f"task {task.id}: another process (PYTHONHASHSEED={salt}) begins with {there.text[:100]!r}, "
-                        f"this one with {here.text[:100]!r}; is something drawn through hash() or a global generator?",
-                    )
+            for task, one, other in zip(self.tasks, here, reset_elsewhere(self.spec, self.tasks, salt), strict=True):
+                require(
+                    one.same_as(other),
+                    f"task {task.id}: another process (PYTHONHASHSEED={salt}) begins with {other.text[:100]!r}, "
+                    f"this one with {one.text[:100]!r}; is something drawn through hash() or a global generator?",
+                )
         return f"{len(self.tasks)} tasks begin alike in other processes"
 
     def malformed(self) -> str:

@@ -52,8 +52,10 @@ class EnvPool:
         # A fraction of a CPU: environments mostly wait; the worker's own threads are what runs at once.
         return ray.remote(EnvWorker).options(num_cpus=0.1, max_concurrency=slots).remote(self._spec, slots)
 
-    async def start(self) -> None:
+    async def ready(self) -> bool:
+        """Returns when every worker answers."""
         await asyncio.gather(*(worker.ready.remote() for worker in self._workers))
+        return True
 
     async def acquire(self) -> Lease:
         future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()

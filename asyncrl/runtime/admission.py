@@ -30,9 +30,7 @@ class Admission:
         """
         return outstanding < self.groups_per_batch * (self.max_lag + 1)
 
-    def choose(
-        self, version: int, ready: Sequence[tuple[int, int]], running: Iterable[int]
-    ) -> list[int] | None:
+    def choose(self, version: int, ready: Sequence[tuple[int, int]], running: Iterable[int]) -> list[int] | None:
         """Keys of the groups to train at ``version``, earliest deadline first, or None to wait.
 
         Args:

@@ -17,6 +17,7 @@ from typing import Any
 
 import ray
 
+from asyncrl.config.load import ConfigError
 from asyncrl.config.run import RunConfig
 from asyncrl.engine.fleet import Fleet
 from asyncrl.env import find_env
@@ -74,12 +75,12 @@ def cpus_wanted(config: RunConfig) -> float:
 
 
 def refuse_what_does_not_fit(config: RunConfig, resources: dict[str, float]) -> None:
-    """Raises ValueError naming what the layout wants and the cluster lacks, instead of pending for ever."""
+    """Raises ConfigError naming what the layout wants and the cluster lacks, instead of pending for ever."""
     gpus = config.engine.generators * config.engine.gpus + config.learner.world_size * config.learner.gpus
     for name, wanted in (("CPU", cpus_wanted(config)), ("GPU", gpus)):
         have = resources.get(name, 0.0)
         if wanted > have:
-            raise ValueError(
+            raise ConfigError(
                 f"the layout wants {wanted:g} {name}s but the cluster has {have:g}: lower engine.generators, "
                 f"learner.world_size or their {name.lower()}s, or add nodes"
             )
@@ -90,13 +91,21 @@ async def system(config: RunConfig, model_path: str, learner: bool = True) -> As
     """Start generators, environment workers, coordinators and (for training) the learner group on ``model_path``."""
     async with AsyncExitStack() as ends:
         spec = find_env(config.env.name, config.env.options)
-        pool = ray.remote(EnvPool).options(num_cpus=0, max_concurrency=10_000).remote(
-            spec, config.env.workers, config.env.slots_per_worker
+        pool = (
+            ray.remote(EnvPool)
+            .options(num_cpus=0, max_concurrency=10_000)
+            .remote(spec, config.env.workers, config.env.slots_per_worker)
         )
         ends.push_async_callback(_end, "environment pool", lambda: _closed(pool))
         fleet = await Fleet.create(config.engine, model_path, config.model.dtype, config.runtime.seed)
         ends.push_async_callback(_end, "generators", fleet.shutdown)
-        starting = [fleet.start(), _started(pool, config.env.step_timeout_s)]
+        actor: Any = ray.remote(Coordinator)
+        handles: list[Any] = [
+            actor.options(num_cpus=0, max_concurrency=10_000).remote(config, model_path, fleet.handles, pool)
+            for _ in range(config.runtime.coordinators)
+        ]
+        ends.callback(lambda: [ray.kill(handle) for handle in handles])
+        starting = [fleet.start(), _ready([pool, *handles], config.engine.start_timeout_s)]
         group: LearnerGroup | None = None
         if learner:
             group = LearnerGroup.create(
@@ -110,24 +119,14 @@ async def system(config: RunConfig, model_path: str, learner: bool = True) -> As
             ends.push_async_callback(_end, "learner group", group.shutdown)
             starting.append(group.start())
         await asyncio.gather(*starting)
-        actor: Any = ray.remote(Coordinator)
-        handles: list[Any] = [
-            actor.options(num_cpus=0, max_concurrency=10_000).remote(
-                config, model_path, fleet.handles, pool
-            )
-            for _ in range(config.runtime.coordinators)
-        ]
-        ends.callback(lambda: [ray.kill(coordinator) for coordinator in handles])
-        async with asyncio.timeout(config.engine.start_timeout_s):
-            await asyncio.gather(*(coordinator.ready.remote() for coordinator in handles))
         if group is not None:
             await group.connect(fleet.handles)
         yield System(fleet, pool, Coordinators(handles), group)
 
 
-async def _started(pool: Any, timeout_s: float) -> None:
+async def _ready(actors: list[Any], timeout_s: float) -> None:
     async with asyncio.timeout(timeout_s):
-        await pool.start.remote()
+        await asyncio.gather(*(actor.ready.remote() for actor in actors))
 
 
 async def _closed(pool: Any) -> None:

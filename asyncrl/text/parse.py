@@ -28,9 +28,7 @@ def _block(tag: str) -> re.Pattern[str]:
 
 
 _BLOCKS = {tag: _block(tag) for tag in ALL_TAGS}
-_REACT_STRICT = re.compile(
-    r"^\s*<think>(.*?)</think>\s*<action>(.*?)</action>\s*$", re.IGNORECASE | re.DOTALL
-)
+_REACT_STRICT = re.compile(r"^\s*<think>(.*?)</think>\s*<action>(.*?)</action>\s*$", re.IGNORECASE | re.DOTALL)
 _REACT_LOOSE = re.compile(r"<\s*action\s*>(.*?)</\s*action\s*>", re.IGNORECASE | re.DOTALL)
 _REACT_TAGS = ("<think>", "</think>", "<action>", "</action>")
 

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.config.engine import EngineConfig
 from asyncrl.engine.fleet import Fleet, GenerationFailed
-from asyncrl.engine.transfer import ModuleSource, ParamMeta, WeightSource, make_trainer
+from asyncrl.engine.transfer import CpuTrainer, ModuleSource, ParamMeta, WeightSource, make_trainer
 from asyncrl.types import Generation, Sampling, VersionSpan, token_digest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -203,6 +204,29 @@ def test_weights_that_do_not_load_fence_the_generator_until_a_whole_publish(rest
     publish(restored, ModuleSource(model), call(restored, "version") + 1)
     np.testing.assert_allclose(call(restored, "score", PROMPT, 1), expected(model, PROMPT, 1), atol=1e-3)
     assert sample(restored).token_ids
+
+
+class Counting(NamesUnknown):
+    yielded = 0
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for pair in self._whole:
+            self.yielded += 1
+            yield pair
+
+
+class Unreachable:
+    def start_weight_update(self) -> None:
+        raise RuntimeError("generator-0 is gone")
+
+
+@pytest.mark.parametrize("is_sender", [True, False])
+def test_every_rank_walks_the_whole_source_even_if_the_transfer_fails(tiny_model: Path, is_sender: bool) -> None:
+    source = Counting(load(tiny_model))
+    trainer = CpuTrainer(client=Unreachable(), source=source, is_sender=is_sender)
+    with pytest.raises(RuntimeError, match="is gone") if is_sender else nullcontext():
+        trainer.send_weights()
+    assert source.yielded == len(source.metadata())
 
 
 def test_resume_may_be_called_at_any_time(generator: Any) -> None:

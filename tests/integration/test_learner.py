@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from safetensors.torch import load
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.coldstart.sft import train_sft
@@ -131,22 +132,26 @@ def train(group: LearnerGroup, batch: list[list[TurnSample]]) -> dict[str, float
     return asyncio.run(group.update([ray.put(rows) for rows in batch]))
 
 
-def outcome(model_path: str, batch: list[list[TurnSample]], **changes: object) -> tuple[dict, dict, dict]:
-    """Figures, gradient and new weights of one update by a fresh group."""
-    group = started(model_path, **changes)
+Outcome = tuple[dict[str, float], dict[str, np.ndarray], dict[str, np.ndarray]]
+"""Figures, gradient and new weights of one update."""
+
+
+def outcome(group: LearnerGroup) -> Outcome:
+    """Of a fresh group's first update, which is the same in all tests."""
+    figures = train(group, samples(3))
+    return figures, ask(group, "last_gradient")[0], ask(group, "weights")[0]
+
+
+@pytest.fixture(scope="module")
+def expected(model_path: str) -> Outcome:
+    group = started(model_path, zero_stage=0)
     try:
-        figures = train(group, batch)
-        return figures, ask(group, "last_gradient")[0], ask(group, "weights")[0]
+        return outcome(group)
     finally:
         asyncio.run(group.shutdown())
 
 
-@pytest.fixture(scope="module")
-def expected(model_path: str) -> tuple[dict, dict, dict]:
-    return outcome(model_path, samples(3), zero_stage=0)
-
-
-def assert_same(got: tuple[dict, dict, dict], expected: tuple[dict, dict, dict]) -> None:
+def assert_same(got: Outcome, expected: Outcome) -> None:
     figures, gradient, weights = got
     assert gradient.keys() == expected[1].keys()
     for name, value in expected[1].items():
@@ -159,7 +164,7 @@ def assert_same(got: tuple[dict, dict, dict], expected: tuple[dict, dict, dict])
         assert figures[name] == pytest.approx(expected[0][name], rel=1e-4, abs=1e-6), name
 
 
-def test_gradient_equals_a_plain_loop_over_rows(model_path: str, expected: tuple[dict, dict, dict]) -> None:
+def test_gradient_equals_a_plain_loop_over_rows(model_path: str, expected: Outcome) -> None:
     """An oracle without packing, DeepSpeed or sums: every row alone, every copy's loss as its own token-mean share."""
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     with torch.no_grad():
@@ -191,21 +196,31 @@ def test_gradient_equals_a_plain_loop_over_rows(model_path: str, expected: tuple
     {"zero_stage": 1, "tokens_per_micro_batch": 4096},
     {"zero_stage": 0, "world_size": 2},
     {"zero_stage": 1, "world_size": 2, "gradient_checkpointing": True},
-    {"zero_stage": 2, "world_size": 2},
-    {"zero_stage": 3, "world_size": 2, "tokens_per_micro_batch": 150},
+    {"zero_stage": 2, "world_size": 2, "tokens_per_micro_batch": 150},
 ])  # fmt: skip
-def test_split_and_stage_change_nothing(
-    model_path: str, expected: tuple[dict, dict, dict], changes: dict[str, object]
-) -> None:
-    assert_same(outcome(model_path, samples(3), **changes), expected)
+def test_split_and_stage_change_nothing(model_path: str, expected: Outcome, changes: dict[str, object]) -> None:
+    group = started(model_path, **changes)
+    try:
+        assert_same(outcome(group), expected)
+    finally:
+        asyncio.run(group.shutdown())
 
 
 @pytest.fixture(scope="module")
-def pair(model_path: str) -> Iterator[LearnerGroup]:
-    """Two ranks under ZeRO-3, the most distributed case; shared, so tests must not depend on its weights."""
+def fresh_pair(model_path: str) -> Iterator[tuple[LearnerGroup, Outcome]]:
     group = started(model_path, zero_stage=3, world_size=2)
-    yield group
+    yield group, outcome(group)
     asyncio.run(group.shutdown())
+
+
+@pytest.fixture
+def pair(fresh_pair: tuple[LearnerGroup, Outcome]) -> LearnerGroup:
+    """Two ranks under ZeRO-3, the most distributed case; shared, so tests must not depend on its weights."""
+    return fresh_pair[0]
+
+
+def test_sharded_weights_change_nothing(fresh_pair: tuple[LearnerGroup, Outcome], expected: Outcome) -> None:
+    assert_same(fresh_pair[1], expected)
 
 
 def test_a_rank_without_rows_takes_part(pair: LearnerGroup) -> None:
@@ -240,13 +255,53 @@ def test_digests_are_checked_against_the_packed_rows(pair: LearnerGroup) -> None
     assert train(pair, [[tampered]])["digest_mismatches"] == 1
 
 
-def test_steps_take_whole_groups(model_path: str) -> None:
-    group = started(model_path, steps_per_batch=2, warmup_updates=4)
-    figures = train(group, samples(3))
+class Receiver:
+    """The calls a generator answers during a publish, keeping what arrives."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.received: dict[str, np.ndarray] = {}
+
+    def init_weight_transfer_engine(self, request: object) -> None:
+        self.calls.append("init")
+
+    def start_weight_update(self) -> None:
+        self.calls.append("start")
+
+    def update_weights(self, request: object) -> None:
+        (bucket,) = ray.get(request.update_info["bucket"])  # type: ignore[attr-defined]
+        self.received |= {name: tensor.numpy() for name, tensor in load(bytes(bucket)).items()}
+
+    def finish_weight_update(self) -> None:
+        self.calls.append("finish")
+
+    def seen(self) -> tuple[list[str], dict[str, np.ndarray]]:
+        return self.calls, self.received
+
+
+def test_sharded_weights_arrive_whole_at_every_generator(pair: LearnerGroup) -> None:
+    receivers = [ray.remote(Receiver).remote() for _ in range(2)]
+    asyncio.run(pair.connect(receivers))
+    assert asyncio.run(pair.send_weights()) > 0
+    expected = ask(pair, "weights")[1]
+    for calls, received in ray.get([receiver.seen.remote() for receiver in receivers]):
+        assert calls == ["init", "start", "finish"]
+        assert received.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_array_equal(received[name], value)
+
+
+def test_one_rank_steps_over_whole_groups_and_refuses_the_state_of_two(
+    pair: LearnerGroup, model_path: str, tmp_path: Path
+) -> None:
+    asyncio.run(pair.save(str(tmp_path / "two")))
+    single = started(model_path, zero_stage=3, steps_per_batch=2, warmup_updates=4)
+    figures = train(single, samples(3))
     assert figures["updates"] == 2
     assert figures["rows"] == 18
     assert figures["lr"] == pytest.approx(LEARNER.lr * 2 / 4)
-    asyncio.run(group.shutdown())
+    with pytest.raises(LearnerError, match="world_size=2, this run has 1"):
+        asyncio.run(single.load_state(str(tmp_path / "two")))
 
 
 def test_checkpoint_round_trip(pair: LearnerGroup, model_path: str, tmp_path: Path) -> None:
@@ -279,13 +334,6 @@ def test_checkpoint_round_trip(pair: LearnerGroup, model_path: str, tmp_path: Pa
         np.testing.assert_allclose(value, there[name], rtol=0, atol=1e-7, err_msg=name)
 
 
-def test_state_of_another_world_size_is_refused(pair: LearnerGroup, model_path: str, tmp_path: Path) -> None:
-    asyncio.run(pair.save(str(tmp_path / "two")))
-    single = started(model_path, zero_stage=3)
-    with pytest.raises(LearnerError, match="world_size=2, this run has 1"):
-        asyncio.run(single.load_state(str(tmp_path / "two")))
-
-
 def test_cold_start_lowers_the_loss(model_path: str) -> None:
     group = started(model_path, algo=None, world_size=2)
     rng = np.random.default_rng(2)
@@ -300,14 +348,10 @@ def test_cold_start_lowers_the_loss(model_path: str) -> None:
         train(group, samples(1))
 
 
-def test_a_dead_rank_ends_the_group_with_its_name(model_path: str) -> None:
-    group = started(model_path, world_size=2)
+def test_a_dead_rank_ends_the_group_with_its_name(pair: LearnerGroup) -> None:
+    """Last in this file: it uses the shared group up."""
+    pair._ranks[1].die.remote()
     with pytest.raises(LearnerError, match="rank 1"):
-        kill_second(group)
+        train(pair, samples(3))
     with pytest.raises(LearnerError, match="has ended"):
-        train(group, samples(1))
-
-
-def kill_second(group: LearnerGroup) -> None:
-    group._ranks[1].die.remote()
-    train(group, samples(3))
+        train(pair, samples(1))

@@ -68,7 +68,6 @@ def test_pack_by_hand() -> None:
     assert packed.position_ids.tolist() == [[0, 1, 2, 0, 1, 2]]
     assert packed.targets.tolist() == [7, 9, 10]
     assert packed.row.tolist() == [0, 1, 1]
-    assert packed.index.edges.tolist() == [0, 3, 6]
 
 
 def test_pack_refuses_an_empty_prompt() -> None:

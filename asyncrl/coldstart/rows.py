@@ -1,0 +1,109 @@
+"""Demonstrations turned into supervised rows.
+
+Invariants: a row's prompt is made by the encoder that makes the prompts of reinforcement learning, so the two are
+identical token for token (but for the admissible actions, which the cold start may leave out); its response ends with
+the end token; only successful trajectories are kept; a slip is in the history of later rows and is no row itself.
+The rows are a function of the environment, the configuration and ``sft.seed``.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from asyncrl.coldstart.annotate import DemoStep, annotate
+from asyncrl.config.coldstart import SftConfig
+from asyncrl.config.prompt import PromptConfig
+from asyncrl.env import Env, EnvSpec
+from asyncrl.text.prompt import PromptEncoder
+from asyncrl.types import Task
+
+Row = tuple[list[int], list[int]]
+"""(prompt ids, response ids)."""
+
+
+def expert_rows(spec: EnvSpec, split: str, tokenizer: Any, prompt: PromptConfig, sft: SftConfig) -> list[Row]:
+    """Rows of ``sft.trajectories`` successful expert trajectories, or of as many as the split's tasks give.
+
+    Raises:
+        ValueError: ``sft.demonstrator`` does not suit the environment; no task of the split has an expert;
+            ``sft.slip`` with an expert that cannot answer from any state.
+        PromptTooLong: a prompt exceeds ``prompt.max_prompt_tokens``.
+    """
+    env = _demonstrator(spec, sft)
+    try:
+        encoder = PromptEncoder(tokenizer, prompt, env.role)
+        rng = random.Random(sft.seed)
+        ids = list(env.tasks(split))
+        rng.shuffle(ids)
+        rows: list[Row] = []
+        kept = 0
+        for task_id in ids:
+            steps = demonstrate(env, Task(spec.name, task_id, sft.seed), sft.slip, rng)
+            if steps is None:
+                continue
+            rows += _rows(steps, encoder, prompt, sft)
+            kept += 1
+            if kept == sft.trajectories:
+                break
+        if not rows:
+            raise ValueError(f"sft: environment {spec.name!r} has no successful expert trajectory in split {split!r}")
+        return rows
+    finally:
+        env.close()
+
+
+def demonstrate(env: Env, task: Task, slip: float, rng: random.Random) -> list[DemoStep] | None:
+    """One trajectory of the environment's expert, or None where it does not succeed.
+
+    Args:
+        slip: share of its steps replaced by a random admissible action.
+
+    Raises:
+        ValueError: ``slip`` above 0 where the expert knows only whole episodes.
+    """
+    observation = env.reset(task)
+    closed_loop = env.expert_action() is not None
+    if slip and not closed_loop:
+        raise ValueError(
+            f"sft.slip is {slip}, but the expert of {task.env!r} knows only whole episodes and cannot recover from a "
+            "slip; set sft.slip to 0"
+        )
+    script: list[str] = []
+    if not closed_loop:
+        script = env.expert(task) or []
+        observation = env.reset(task)
+    steps: list[DemoStep] = []
+    while True:
+        action = env.expert_action() if closed_loop else next(iter(script[len(steps) :]), None)
+        if action is None:
+            return None
+        slipped = bool(observation.actions) and rng.random() < slip
+        if slipped and observation.actions:
+            action = rng.choice(observation.actions)
+        steps.append(DemoStep(observation, action, slipped))
+        step = env.step(action)
+        if step.done:
+            return steps if step.info.get("success") else None
+        observation = step.observation
+
+
+def _demonstrator(spec: EnvSpec, sft: SftConfig) -> Env:
+    try:
+        return EnvSpec(spec.name, spec.target, {**spec.options, **sft.demonstrator}).make()
+    except (TypeError, ValueError) as error:
+        if not sft.demonstrator:
+            raise
+        raise ValueError(f"sft.demonstrator does not suit environment {spec.name!r}: {error}") from error
+
+
+def _rows(steps: list[DemoStep], encoder: PromptEncoder, prompt: PromptConfig, sft: SftConfig) -> list[Row]:
+    past = [(step.observation, step.action) for step in steps]
+    return [
+        (
+            encoder.encode(step.observation, past[:i], list_actions=sft.list_actions),
+            encoder.encode_response(response),
+        )
+        for i, (step, response) in enumerate(zip(steps, annotate(steps, prompt.method), strict=True))
+        if not step.slip
+    ]

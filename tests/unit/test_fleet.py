@@ -1,0 +1,116 @@
+"""Routing and broadcast, over scripted engines that stand in for actor handles."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from asyncrl.config.engine import EngineConfig
+from asyncrl.engine.fleet import Fleet, GenerationFailed
+from asyncrl.engine.scripted import ScriptedEngine
+from asyncrl.types import Sampling
+
+SAMPLING = Sampling(temperature=1.0, max_tokens=8)
+CONFIG = EngineConfig(kind="scripted", script="tests:any")
+
+
+def one_token(prompt: Sequence[int], sampling: Sampling, key: str, version: int, source: random.Random) -> list[int]:
+    return [2]
+
+
+class Handle:
+    """Calls methods of a local engine the way Ray calls an actor's."""
+
+    def __init__(self, delay_s: float = 0.0) -> None:
+        self._engine = ScriptedEngine(one_token, delay=lambda source: delay_s)
+        self.keys: list[str] = []
+        self.failure: Exception | None = None
+
+    def __getattr__(self, method: str) -> Any:
+        call: Callable[..., Coroutine[Any, Any, Any]] = getattr(self._engine, method)
+
+        class Method:
+            @staticmethod
+            async def remote(*args: Any) -> Any:
+                if self.failure is not None:
+                    raise self.failure
+                if method == "generate":
+                    self.keys.append(args[2])
+                return await call(*args)
+
+        return Method
+
+
+def test_siblings_share_a_generator_and_groups_spread() -> None:
+    handles = [Handle(delay_s=0.01), Handle(delay_s=0.01)]
+
+    async def main() -> None:
+        fleet = Fleet(handles, CONFIG)
+        turns = [(group, leaf) for leaf in range(3) for group in range(10)]
+        await asyncio.gather(
+            *(fleet.generate([1], SAMPLING, key=f"{group}.{leaf}", near=str(group)) for group, leaf in turns)
+        )
+
+    asyncio.run(main())
+    served = [Counter(key.split(".")[0] for key in handle.keys) for handle in handles]
+    assert [len(groups) for groups in served] == [5, 5]
+    assert all(count == 3 for groups in served for count in groups.values())
+
+
+def test_a_dead_generator_is_routed_around_until_none_is_left() -> None:
+    handles = [Handle(), Handle()]
+
+    async def main() -> None:
+        fleet = Fleet(handles, CONFIG)
+        for i in range(10):
+            await fleet.generate([1], SAMPLING, key=f"a{i}", near=str(i))
+        handles[0].failure = ActorDiedError()
+        for i in range(10):
+            await fleet.generate([1], SAMPLING, key=f"b{i}", near=str(i))
+        assert {f"b{i}" for i in range(10)} <= set(handles[1].keys)
+        handles[1].failure = ActorDiedError()
+        with pytest.raises(GenerationFailed, match="all 2 generators are dead"):
+            await fleet.generate([1], SAMPLING, key="c", near="0")
+
+    asyncio.run(main())
+
+
+def test_a_generator_that_does_not_answer_in_time_is_named() -> None:
+    handle = Handle()
+    handle.failure = TimeoutError("turn took longer than 300 s")
+    with pytest.raises(GenerationFailed, match=r"generator-0, turn 7\.0\.1: turn took longer"):
+        asyncio.run(Fleet([handle], CONFIG).generate([1], SAMPLING, key="7.0.1"))
+
+
+def test_broadcasts_reach_all_and_counters_sum() -> None:
+    async def main() -> tuple[list[int], dict[str, float], list[list[list[float]]]]:
+        fleet = Fleet([Handle(), Handle(), Handle()], CONFIG)
+        await fleet.start()
+        await fleet.pause()
+        waiting = [asyncio.create_task(fleet.generate([1, 2], SAMPLING, key=str(i))) for i in range(6)]
+        await asyncio.sleep(0.01)
+        assert not any(task.done() for task in waiting)
+        await fleet.update_weight_version(5)
+        await fleet.resume()
+        answers = await asyncio.gather(*waiting)
+        assert {answer.spans[0].version for answer in answers} == {5}
+        return await fleet.versions(), await fleet.stats(), await fleet.score_everywhere([([1, 2, 3], 1), ([1, 2], 1)])
+
+    versions, stats, scores = asyncio.run(main())
+    assert versions == [5, 5, 5]
+    assert stats["requests"] == 6
+    assert stats["prompt_tokens"] == 12
+    assert [[len(one) for one in each] for each in scores] == [[2, 1]] * 3
+
+
+def test_a_failed_broadcast_names_the_generator() -> None:
+    handles = [Handle(), Handle()]
+    handles[1].failure = ActorDiedError()
+    with pytest.raises(RuntimeError, match="generator-1: pause failed"):
+        asyncio.run(Fleet(handles, CONFIG).pause())
