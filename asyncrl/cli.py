@@ -36,7 +36,9 @@ app = typer.Typer(
 )
 model_app = typer.Typer(no_args_is_help=True, help="Make models.")
 env_app = typer.Typer(no_args_is_help=True, help="List, check and play environments.")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure.")
 app.add_typer(model_app, name="model")
+app.add_typer(bench_app, name="bench")
 app.add_typer(env_app, name="env")
 
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file, e.g. configs/quickstart.yaml")]
@@ -128,6 +130,28 @@ def quickstart(overrides: Overrides = None) -> None:
     from asyncrl.ops.quickstart import quickstart as run
 
     run(overrides or [])
+
+
+@bench_app.command("compare")
+def bench_compare(
+    configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="YAML files to set side by side")],
+    out: Annotated[Path, typer.Option(help="Folder for the runs, table.md and curves.png.")],
+    seeds: Annotated[str, typer.Option(help="Comma separated.")] = "0,1,2",
+) -> None:
+    """Run configurations over seeds, one after another, and tabulate and draw them against generated tokens.
+
+    [dim]asyncrl bench compare configs/quickstart.yaml configs/quickstart_grpo.yaml --out runs/compare[/dim]
+    """
+    for config in configs:
+        _preflight(load(config))
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds: expected numbers separated by commas, got {seeds!r}") from None
+    from asyncrl.bench.compare import compare
+
+    compare(configs, numbers, out)
+    typer.echo((out / "table.md").read_text())
 
 
 @model_app.command("init")

@@ -20,8 +20,8 @@ from asyncrl.env import Env
 from asyncrl.types import Observation, Step, Task
 
 ROOMS: dict[str, tuple[str, ...]] = {
-    "bathroom": ("basket", "shelf"),
     "kitchen": ("cupboard", "fridge"),
+    "bathroom": ("basket", "shelf"),
     "study": ("desk", "bookcase"),
     "bedroom": ("wardrobe", "chest"),
 }
@@ -139,7 +139,7 @@ def make_task(task: Task) -> tuple[Goal, House]:
     kind, sort = kinds[0], _draw(task, "sort")
     places = {kind: hiding_place(task, kind) for kind in kinds}
     treatments = KINDS[kind].treatments
-    treatment = _pick(task, "treatment", treatments) if treatments and sort < 0.6 else ""
+    treatment = _pick(task, "treatment", treatments) if treatments and sort < 0.75 else ""
     elsewhere = [place for place in PLACES if place != places[kind]]
     target = "" if not treatment and sort > 0.85 else _pick(task, "target", elsewhere)
     return Goal(kind, treatment, target), House(START, tuple((k, places[k], "") for k in sorted(kinds)))

@@ -8,8 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
+# A busy machine is not a failing test.
+hypothesis.settings.register_profile("asyncrl", deadline=None)
+hypothesis.settings.load_profile("asyncrl")
 os.environ.update(
     HF_HUB_OFFLINE="1",
     VLLM_NO_USAGE_STATS="1",

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from asyncrl.config.coldstart import SftConfig
 from asyncrl.learner.group import LearnerGroup
 
+WARMUP_STEPS = 20
+
 
 async def train_sft(
     group: LearnerGroup,
@@ -35,11 +37,13 @@ async def train_sft(
     order = list(range(len(rows)))
     rng = random.Random(config.seed)
     per_epoch = -(-len(rows) // config.batch_rows)
-    step = 0
+    total, step = per_epoch * config.epochs, 0
     for _ in range(config.epochs):
         rng.shuffle(order)
         for start in range(0, len(order), config.batch_rows):
-            figures = await group.sft_step([rows[i] for i in order[start : start + config.batch_rows]], config.lr)
+            # Warm-up, then linear decay to nothing.
+            lr = config.lr * min(1.0, (step + 1) / WARMUP_STEPS) * (1 - step / total)
+            figures = await group.sft_step([rows[i] for i in order[start : start + config.batch_rows]], lr)
             step += 1
             figures |= {"step": step, "epoch": step / per_epoch}
             report({f"sft/{name}": value for name, value in figures.items()})

@@ -16,11 +16,10 @@ from asyncrl.env import Env, EnvSpec
 from asyncrl.text.message import PromptBuilder
 from asyncrl.types import Task
 
-EPISODES = 40
 RANDOM_TURNS = 12
 
 
-def environment_texts(spec: EnvSpec, split: str, prompt: PromptConfig, episodes: int = EPISODES) -> Iterator[str]:
+def environment_texts(spec: EnvSpec, split: str, prompt: PromptConfig, episodes: int) -> Iterator[str]:
     """Messages and responses of ``episodes`` tasks spread over ``split``, each played at random and by the expert."""
     env = spec.make()
     try:

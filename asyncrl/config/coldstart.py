@@ -14,6 +14,7 @@ class SftConfig(Strict):
     batch_rows: int = Field(32, ge=1)
     """Rows (turns) of one optimizer step."""
     lr: float = Field(1e-5, gt=0)
+    """Highest learning rate: reached in 20 steps, then falling linearly to 0."""
     slip: float = Field(0.0, ge=0, lt=1)
     """Share of the demonstrator's steps replaced by a random admissible action that is not trained on."""
     demonstrator: dict[str, Any] = {}

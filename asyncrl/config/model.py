@@ -17,6 +17,8 @@ class TinyConfig(Strict):
     intermediate: int = Field(384, ge=16)
     vocab: int = Field(1024, ge=300)
     """Upper bound on the vocabulary; the tokenizer is trained on the environment's own text."""
+    episodes: int = Field(40, ge=1)
+    """Tasks whose texts the tokenizer is trained on."""
     max_length: int = Field(2560, ge=64)
     """Longest sequence, in tokens."""
     tied: bool = True

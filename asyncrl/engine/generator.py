@@ -62,6 +62,7 @@ class Generator:
     async def start(self) -> None:
         os.environ.update(self._environment())
         from vllm import AsyncEngineArgs
+        from vllm.envs import enable_envs_cache
         from vllm.v1.engine.async_llm import AsyncLLM
 
         config, gpu = self._config, self._config.gpus > 0
@@ -93,6 +94,7 @@ class Generator:
                 **placement,
             )
         )
+        enable_envs_cache()  # or the front end reads its settings from the environment at every request
         await self.update_weight_version("0")
 
     def _environment(self) -> dict[str, str]:

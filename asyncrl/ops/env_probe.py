@@ -31,6 +31,8 @@ MALFORMED: tuple[str, ...] = (
     "__import__('os').system('false')",
 )
 """Actions no environment expects; each must be answered in the observation."""
+INADMISSIBLE = "juggle the moon"
+INADMISSIBLE_SHARE = 0.1
 SUBPROCESS_TIMEOUT_S = 300.0
 
 
@@ -53,9 +55,12 @@ def opened(spec: EnvSpec) -> Iterator[Env]:
 
 
 def random_step(env: Env, seen: Observation, rng: random.Random) -> tuple[str, Step]:
-    """Execute a random admissible action, or a malformed one where none is listed; the step's types are verified."""
+    """Execute a random admissible action, now and then one that is not (its answer is part of the state too).
+
+    The step's types are verified.
+    """
     actions: Sequence[str] = seen.actions or env.list_actions() or MALFORMED[:2]
-    action = rng.choice(list(actions))
+    action = INADMISSIBLE if rng.random() < INADMISSIBLE_SHARE else rng.choice(list(actions))
     step = env.step(action)
     require_step(step, f"action {action[:40]!r}")
     return action, step

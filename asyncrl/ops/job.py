@@ -90,5 +90,5 @@ async def _phases(config: RunConfig, run: RunDir, tracker: Tracker) -> dict[str,
 def make_model(config: RunConfig, out: Path) -> Path:
     """A tiny model whose tokenizer is trained on what its environment says."""
     spec = find_env(config.env.name, config.env.options)
-    texts = environment_texts(spec, config.env.train_split, config.prompt)
+    texts = environment_texts(spec, config.env.train_split, config.prompt, config.model.tiny.episodes)
     return make_tiny(out, config.model.tiny, texts, config.runtime.seed)

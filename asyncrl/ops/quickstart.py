@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def quickstart(overrides: list[str]) -> dict[str, Any]:
-    """Run ``configs/quickstart.yaml``; the folder gets ``curve.png`` and the summary ``success_expert`` beside the rest."""
+    """Run ``configs/quickstart.yaml``; adds ``curve.png`` to the folder and ``success_expert`` to the summary."""
     config = load(CONFIG, overrides)
     run, summary = run_job(config, replace=True)
     spec = find_env(config.env.name, config.env.options)

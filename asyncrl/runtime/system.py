@@ -42,6 +42,9 @@ ACTOR_ENV = {
     "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),
 }
 
+UNWATCHED = {"task_events_report_interval_ms": 0, "enable_metrics_collection": False, "event_stats": False}
+"""A cluster that lives for one run has no dashboard to report to: Ray need not record every actor call."""
+
 
 @dataclass(frozen=True, slots=True)
 class System:
@@ -55,9 +58,14 @@ class System:
 async def cluster(config: RunConfig) -> AsyncIterator[None]:
     """Connect to the cluster of ``RAY_ADDRESS``, or start a local one for the length of the run."""
     given = os.environ.get("RAY_ADDRESS")
-    options: dict[str, Any] = {"address": given} if given else {"address": "local", "include_dashboard": False}
+    options: dict[str, Any] = {"address": given}
     if not given:
-        options["num_cpus"] = max(os.cpu_count() or 1, math.ceil(cpus_wanted(config)))
+        options = {
+            "address": "local",
+            "include_dashboard": False,
+            "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus_wanted(config))),
+            "_system_config": UNWATCHED,
+        }
     ray.init(runtime_env={"env_vars": ACTOR_ENV}, logging_level=logging.ERROR, log_to_driver=True, **options)
     try:
         refuse_what_does_not_fit(config, ray.cluster_resources())

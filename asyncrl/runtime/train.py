@@ -113,6 +113,8 @@ def _summary(
         "leaves_max": totals.leaves_max,
         "branched_turn_share": totals.branched_turns / turns if turns else 0.0,
         "branches_verified": counters["branches_verified"],
+        "branch_restore_ms_mean": counters["branch_restore_ms"] / max(1, counters["branches_verified"]),
+        "replayed_steps": counters["replayed_steps"],
         "replay_mismatches": counters["replay_mismatches"],
         "digests_checked": totals.digests_checked,
         "digest_mismatches": totals.digest_mismatches,

@@ -75,9 +75,8 @@ class PromptBuilder:
         """
         window = self._config.history if with_history else 0
         shown = list(enumerate(past, start=1))[-window:] if window else []
-        actions = observation.actions if list_actions else None
         compose = self._compact if self._config.style == "compact" else self._full
-        return compose(observation, shown, len(past), actions)
+        return compose(observation, shown, len(past), list_actions)
 
     def _clean(self, text: str) -> str:
         return neutralise(text, self._special)
@@ -87,7 +86,7 @@ class PromptBuilder:
         observation: Observation,
         shown: list[tuple[int, tuple[Observation, str]]],
         taken: int,
-        actions: tuple[str, ...] | None,
+        list_actions: bool,
     ) -> str:
         spark, text = self._config.method == "spark", self._clean(observation.text)
         parts = [self._role, f"Your task: {self._clean(observation.goal)}"]
@@ -100,9 +99,11 @@ class PromptBuilder:
             parts.append(f"This is step {taken + 1}. You observe now: {text}")
         else:
             parts.append(f"You observe now: {text}")
-        if actions is not None:
-            listed = "\n ".join(f"'{self._clean(action)}'" for action in actions)
+        if list_actions and observation.actions is not None:
+            listed = "\n ".join(f"'{self._clean(action)}'" for action in observation.actions)
             parts.append(f"Actions admissible now: [{listed}]")
+        elif list_actions and observation.action_guide:
+            parts.append(f"An action has one of these forms: {self._clean(observation.action_guide)}")
         if spark:
             parts += [NO_PLAN, MODES] if shown else [MODES]
         parts.append(DEMANDS[self._config.method])
@@ -113,9 +114,9 @@ class PromptBuilder:
         observation: Observation,
         shown: list[tuple[int, tuple[Observation, str]]],
         taken: int,
-        actions: tuple[str, ...] | None,
+        list_actions: bool,
     ) -> str:
         parts = [observation.goal, "\n".join(action for _, (_, action) in shown), observation.text]
-        if actions is not None:
-            parts.append("\n".join(actions))
+        if list_actions:
+            parts.append("\n".join(observation.actions or ()) or observation.action_guide)
         return "\n\n".join(self._clean(part) for part in parts if part)

@@ -1,4 +1,4 @@
-"""The loop itself, over doubles of coordinators, learner and generators: exactly once, bounded lag, losses re-admitted."""
+"""The loop over doubles of coordinators, learner and generators: exactly once, bounded lag, losses admitted again."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_the_naive_expert_leaves_headroom_and_the_informed_one_shows_it():
     env, tasks = Pantry(), [task(int(i)) for i in Pantry.tasks("test")]
     naive = sum(env.expert(t) is not None for t in tasks) / len(tasks)
     informed = sum(env.informed(t) is not None for t in tasks) / len(tasks)
-    assert 0.40 <= naive <= 0.52
+    assert 0.40 <= naive <= 0.55
     assert informed >= 0.90
 
 

@@ -55,7 +55,7 @@ def test_spark(text, action, tag, valid, explores):
         ("<think>a <think>b</think><action>go</action>", "go", False),
         ("<think>\u597d</think><action>go</action>", "go", False),
         ("< action >Go</ action >", "go", False),
-        ("<think>a</think><action>go", "think>a</think><action>go"[-30:], False),
+        ("<think>a</think><action>go", "<think>a</think><action>go", False),
         ("x" * 50, "x" * 30, False),
         ("", "", False),
     ],
@@ -72,9 +72,10 @@ def test_any_text_gets_an_answer(text, method):
 
 
 @given(st.lists(st.sampled_from(["<think>", "</think>", "<explore>", "</explore>", "<action>", "</action>", "a", " "])))
-def test_a_valid_spark_response_keeps_the_five_rules(parts):
+def test_a_valid_spark_response_reasons_before_it_acts(parts):
     text = "".join(parts)
-    if parse(text, "spark").valid:
-        assert text.count("<action>") >= 1
-        assert text.index("<action>") > min(i for i in (text.find("<think>"), text.find("<explore>")) if i >= 0)
-        assert "a" in text or " " in text or text.count("<") > 4
+    parsed = parse(text, "spark")
+    if parsed.valid:
+        reason, action = text.index(f"<{parsed.tag}>"), text.index("<action>")
+        assert reason < action or f"</{parsed.tag}>" in text[:action]
+        assert text.count("</action>") >= 1

@@ -1,0 +1,1 @@
+"""The measurements behind the numbers in the docs."""

@@ -1,0 +1,94 @@
+"""Tiny models and the loading of model folders."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from asyncrl.coldstart.texts import environment_texts
+from asyncrl.config.model import TinyConfig
+from asyncrl.config.prompt import PromptConfig
+from asyncrl.env import find_env
+from asyncrl.model.folder import ModelNotFound
+from asyncrl.model.load import load_causal_lm, load_tokenizer
+from asyncrl.model.tiny import TAGS, make_tiny
+
+CONFIG = TinyConfig(layers=1, hidden=32, heads=2, kv_heads=1, intermediate=32, vocab=512, max_length=128)
+PROMPT = PromptConfig(style="compact", history=2)
+
+
+def texts() -> list[str]:
+    return list(environment_texts(find_env("pantry"), "train", PROMPT, 40))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_tiny(tmp_path_factory.mktemp("tiny") / "model", CONFIG, texts(), seed=3)
+
+
+def test_transformers_loads_it_as_any_other_model(folder):
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    assert model.config.model_type == "qwen3"
+    assert model.config.vocab_size == len(tokenizer) <= 512
+    assert model.config.eos_token_id == tokenizer.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert torch.isfinite(model(torch.tensor([[5, 6, 7]])).logits).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_and_untied_heads(tmp_path, tied):
+    model = load_causal_lm(make_tiny(tmp_path, CONFIG.model_copy(update={"tied": tied}), texts()))
+    shared = model.get_input_embeddings().weight.data_ptr() == model.get_output_embeddings().weight.data_ptr()
+    assert shared is tied
+
+
+def test_common_words_and_tags_are_single_tokens(folder):
+    tokenizer = load_tokenizer(folder)
+    for word in (*TAGS, " kitchen", " cupboard", " towel", "open", "go", "seek", " shut", "user", "assistant"):
+        assert len(tokenizer.encode(word, add_special_tokens=False)) == 1, word
+
+
+@pytest.mark.parametrize("text", ["<think>now go</think>\n<action>go study</action>", "naïve 蛋 \U0001f373\t\x00  x"])
+@pytest.mark.parametrize("skip", [True, False])
+def test_any_text_survives_and_tags_do_whether_special_tokens_are_skipped_or_not(folder, text, skip):
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=skip) == text
+
+
+def test_the_same_seed_makes_the_same_files(folder, tmp_path):
+    same, other = make_tiny(tmp_path / "same", CONFIG, texts(), 3), make_tiny(tmp_path / "other", CONFIG, texts(), 4)
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        assert (same / name).read_bytes() == (folder / name).read_bytes()
+    assert (other / "model.safetensors").read_bytes() != (folder / "model.safetensors").read_bytes()
+
+
+def test_making_a_model_leaves_the_global_generator_alone(tmp_path):
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    make_tiny(tmp_path, CONFIG, ["a"])
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 1), (4, 3)])
+def test_an_impossible_shape_is_refused(tmp_path, heads, kv_heads):
+    with pytest.raises(ValueError, match="multiple of heads"):
+        make_tiny(tmp_path, CONFIG.model_copy(update={"heads": heads, "kv_heads": kv_heads}), ["a"])
+
+
+def test_loading_says_what_is_missing(folder, tmp_path):
+    with pytest.raises(ModelNotFound, match="no such folder"):
+        load_tokenizer(tmp_path / "nowhere")
+    with pytest.raises(ModelNotFound, match=r"no config\.json, no weights, no tokenizer"):
+        load_causal_lm(tmp_path)
+
+
+def test_a_tokenizer_without_chat_template_is_refused(folder, tmp_path):
+    tokenizer = load_tokenizer(folder)
+    load_causal_lm(folder).save_pretrained(tmp_path)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="no chat template"):
+        load_tokenizer(tmp_path)
+
+
+def test_dtype(folder):
+    assert load_causal_lm(folder, "bfloat16").dtype is torch.bfloat16
