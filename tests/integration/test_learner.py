@@ -77,12 +77,9 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=100 * 2**20)
+def cluster(ray_cluster: None) -> None:
     # The probe lives in this file, which the actors cannot import.
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    ray.shutdown()
 
 
 def started(model_path: str, algo: AlgoConfig | None = ALGO, **changes: object) -> LearnerGroup:
