@@ -65,7 +65,7 @@ def train(config: Config, overrides: Overrides = None, dry_run: DryRun = False) 
 
     Writes a run folder (track.dir/track.name): resolved config, metrics, trees, checkpoints, summary.json.
 
-    [dim]asyncrl train configs/scienceworld_spark_smoke.yaml runtime.updates=3 track.name=try[/dim]
+    [dim]asyncrl train configs/scienceworld_spark_smoke.yaml runtime.versions=3 track.name=try[/dim]
     """
     resolved = load(config, overrides or ())
     if dry_run:
@@ -88,7 +88,7 @@ def evaluate(
 
     A checkpoint is evaluated under the configuration of the run it lies in.
 
-    [dim]asyncrl eval runs/quickstart/checkpoints/version-000060 eval.tasks=100[/dim]
+    [dim]asyncrl eval runs/quickstart/checkpoints/version-000034 eval.tasks=100[/dim]
     """
     source = _config_of(what) if what.is_dir() else what
     model = model or (what if what.is_dir() else None)

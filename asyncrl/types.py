@@ -82,9 +82,6 @@ class Sampling:
 
     temperature: float
     max_tokens: int
-    top_p: float = 1.0
-    top_k: int = -1
-    seed: int | None = None
 
 
 def token_digest(ids: Sequence[int] | NDArray[np.int64]) -> str:
@@ -209,7 +206,3 @@ class TurnSample:
     node: int
     digest: str = ""
     """:func:`token_digest` of the response, as the generator took it."""
-
-    @property
-    def length(self) -> int:
-        return len(self.prompt_ids) + len(self.response_ids)

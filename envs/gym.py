@@ -87,7 +87,7 @@ class GymEnv(gymnasium.Env[dict[str, str], str]):
 
 
 def register() -> None:
-    """Make the ids known to Gymnasium; the entry point of group ``gymnasium.envs``, safe to call again."""
+    """Make the ids known to Gymnasium; safe to call again."""
     for gym_id, name in IDS.items():
         if gym_id not in gymnasium.registry:
             gymnasium.register(id=gym_id, entry_point="envs.gym:GymEnv", kwargs={"name": name})

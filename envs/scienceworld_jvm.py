@@ -19,7 +19,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from py4j.java_gateway import GatewayParameters, JavaGateway, find_jar_path
+from py4j.java_gateway import GatewayParameters, JavaGateway, find_jar_path, is_instance_of
 from py4j.protocol import Py4JError, Py4JJavaError
 
 from envs.scienceworld_host import SimulatorError, SimulatorLost, jvm_flags
@@ -79,13 +79,18 @@ class Jvm:
         """Call one method of the simulator.
 
         Raises:
-            SimulatorLost: the JVM is gone or did not answer within ``CALL_TIMEOUT_S``.
-            SimulatorError: the method raised in Java.
+            SimulatorLost: the JVM is gone, did not answer within ``CALL_TIMEOUT_S``, or raised a ``java.lang.Error``
+                (out of memory, out of stack), after which nothing it says can be trusted.
+            SimulatorError: the method raised an exception in Java.
         """
         try:
-            return getattr(self._server, method)(*args)
-        except Py4JJavaError as error:
-            raise SimulatorError(f"ScienceWorld's {method} failed: {error.java_exception.toString()}") from error
+            try:
+                return getattr(self._server, method)(*args)
+            except Py4JJavaError as error:
+                said = error.java_exception.toString()  # now: the exception lives in the JVM and goes with it
+                if is_instance_of(self._gateway, error.java_exception, "java.lang.Error"):
+                    raise Py4JError(said) from None
+                raise SimulatorError(f"ScienceWorld's {method} failed: {said}") from error
         except (Py4JError, OSError) as error:  # a broken connection comes as either
             raise self._lost(f"was lost in {method}", error) from error
 

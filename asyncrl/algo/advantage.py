@@ -20,17 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asyncrl.config.algo import AlgoConfig
+
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
-
-Statistics: TypeAlias = Literal["steps", "trajectories"]
-Normalise: TypeAlias = Literal["mean_std", "mean"]
-Prefix: TypeAlias = Literal["duplicate", "mean"]
 
 EPSILON = 1e-6
 NOISE = 1e-9
@@ -92,28 +90,27 @@ class Credit:
     copies: Ints
 
 
-AdvantageFn: TypeAlias = Callable[[Paths, Statistics, Normalise, Prefix, float], Credit]
+AdvantageFn: TypeAlias = Callable[[Paths, AlgoConfig], Credit]
 
 
-def spark(paths: Paths, statistics: Statistics, normalise: Normalise, prefix: Prefix, penalty: float) -> Credit:
-    """SPARK's tree advantage.
+def spark(paths: Paths, algo: AlgoConfig) -> Credit:
+    """SPARK's tree advantage, with the choices of ``algo``:
 
-    Args:
-        statistics: population of mean and std: ``steps`` = the rows themselves, ``trajectories`` = the leaves' returns,
-            without penalties.
-        normalise: ``mean`` leaves the division by the std out.
-        prefix: ``duplicate`` = one row for each leaf under a turn; ``mean`` = one row a turn, whose return is the mean
-            over its leaves (then ``copies`` is 1 everywhere).
-        penalty: subtracted from the score of an invalid turn.
+    * ``statistics``, the population of mean and std: ``steps`` = the rows themselves, ``trajectories`` = the leaves'
+      returns, without penalties;
+    * ``normalise``: ``mean`` leaves the division by the std out;
+    * ``prefix``: ``duplicate`` = one row for each leaf under a turn; ``mean`` = one row a turn, whose return is the
+      mean over its leaves (then ``copies`` is 1 everywhere).
     """
     turn, leaf = paths.rows()
     n = len(paths.parent)
     copies, returns = paths.copies(), paths.returns[leaf]
-    if prefix == "mean":
+    if algo.prefix == "mean":
         returns = _sum_by(turn, returns, n) / copies
         turn, copies = np.arange(n), np.ones(n, dtype=np.int64)
-    score = returns - penalty * ~paths.valid[turn]
-    advantage = _standardise(score, score if statistics == "steps" else paths.returns, normalise)
+    score = returns - algo.invalid_penalty * ~paths.valid[turn]
+    population = score if algo.statistics == "steps" else paths.returns
+    advantage = _standardise(score, population, divide=algo.normalise == "mean_std")
     return Credit(
         positive=_sum_by(turn, np.maximum(advantage, 0), n),
         negative=_sum_by(turn, np.minimum(advantage, 0), n),
@@ -121,7 +118,7 @@ def spark(paths: Paths, statistics: Statistics, normalise: Normalise, prefix: Pr
     )
 
 
-def grpo(paths: Paths, statistics: Statistics, normalise: Normalise, prefix: Prefix, penalty: float) -> Credit:
+def grpo(paths: Paths, algo: AlgoConfig) -> Credit:
     """GRPO over independent chains: the formula of :func:`spark` where no turn is shared.
 
     Raises:
@@ -129,7 +126,7 @@ def grpo(paths: Paths, statistics: Statistics, normalise: Normalise, prefix: Pre
     """
     if np.any(paths.copies() > 1):
         raise ValueError("algo.advantage=grpo is for chains, but this group has branched; set tree.criterion=none")
-    return spark(paths, statistics, normalise, prefix, penalty)
+    return spark(paths, algo)
 
 
 ADVANTAGES: dict[str, AdvantageFn] = {"spark": spark, "grpo": grpo}
@@ -142,13 +139,13 @@ def _sum_by(index: Ints, values: Floats, n: int) -> Floats:
     return sums
 
 
-def _standardise(score: Floats, population: Floats, normalise: Normalise) -> Floats:
+def _standardise(score: Floats, population: Floats, divide: bool) -> Floats:
     alone = population.size <= 1
     mean = 0.0 if alone else population.mean()
     noise = NOISE * max(1.0, float(np.abs(population).max(initial=0.0)))
     deviation = score - mean
     deviation[np.abs(deviation) <= noise] = 0.0
-    if normalise == "mean":
+    if not divide:
         return deviation
     std = 1.0 if alone else float(population.std(ddof=1))
     return deviation / ((std if std > noise else 1.0) + EPSILON)

@@ -28,21 +28,15 @@ K3_LIMIT = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyTokens:
-    """The response tokens of a micro-batch; every tensor has shape (tokens,)."""
+class Columns:
+    """What is known of a micro-batch's response tokens before the model sees them; every tensor has shape (tokens,)."""
 
-    logprobs: Tensor
-    """Under the policy in training, at the sampling temperature; carries the gradient."""
     behaviour: Tensor
-    """Under the policy that sampled the token, as the engine reported them."""
+    """Log-probs under the policy that sampled the token, as the engine reported them."""
     advantage_pos: Tensor
     advantage_neg: Tensor
     copies: Tensor
-    """Leaves that share the token's turn; 0 where the token is not trained on."""
-    entropy: Tensor
-    """Of the next-token distribution, in nats; needs a gradient only if its coefficient is above 0."""
-    reference: Tensor | None = None
-    """Under the cold-start model; None where no divergence is asked for."""
+    """Leaves that share the token's turn; 0 where the token was not sampled from the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,37 +58,44 @@ def k3(logprobs: Tensor, reference: Tensor) -> Tensor:
     return (d.exp() - d - 1).clamp(-K3_LIMIT, K3_LIMIT)
 
 
-def policy_loss(tokens: PolicyTokens, algo: AlgoConfig) -> LossSum:
+def policy_loss(
+    columns: Columns, logprobs: Tensor, entropy: Tensor, reference: Tensor | None, algo: AlgoConfig
+) -> LossSum:
     """Clipped policy loss, k3 divergence and entropy bonus, summed over tokens and copies.
+
+    Args:
+        logprobs: (tokens,) under the policy in training, at the sampling temperature; carries the gradient.
+        entropy: (tokens,) of the next-token distribution, in nats; needs a gradient only if its coefficient is above 0.
+        reference: (tokens,) log-probs under the cold-start model; None where no divergence is asked for.
 
     Diagnostics: ``policy_loss``, ``entropy``, ``ratio``, ``kl_behaviour`` (k3 between the sampling and the trained
     policy), ``kl_reference``, ``clipped`` (share of tokens that sit on a flat side of the loss for one of their copies)
     and the maximum ``ratio_max``.
     """
-    copies = tokens.copies
+    copies = columns.copies
     trained = (copies > 0).to(copies.dtype)
-    log_ratio = (tokens.logprobs - tokens.behaviour).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    log_ratio = (logprobs - columns.behaviour).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     ratio = log_ratio.exp()
-    gain = tokens.advantage_pos * trained
-    cost = tokens.advantage_neg.abs() * trained
+    gain = columns.advantage_pos * trained
+    cost = columns.advantage_neg.abs() * trained
     low, high, ceiling = 1 - algo.clip_low, 1 + algo.clip_high, algo.dual_clip
     clipped = cost * ratio.clamp(min=low).clamp(max=ceiling) - gain * ratio.clamp(max=high)
     total = clipped.sum()
     if algo.entropy_coef > 0:
-        total = total - algo.entropy_coef * (copies * tokens.entropy).sum()
+        total = total - algo.entropy_coef * (copies * entropy).sum()
 
     with torch.no_grad():
         flat = ((gain > 0) & (ratio > high)) | ((cost > 0) & ((ratio < low) | (ratio > ceiling)))
         sums = {
             "policy_loss": clipped.sum(),
-            "entropy": (copies * tokens.entropy).sum(),
+            "entropy": (copies * entropy).sum(),
             "ratio": (copies * ratio).sum(),
             "kl_behaviour": (copies * (ratio - 1 - log_ratio)).sum(),
             "clipped": (copies * flat).sum(),
         }
         ratio_max = (ratio * trained).max() if len(ratio) else ratio.sum()
-    if tokens.reference is not None:
-        divergence = (copies * k3(tokens.logprobs, tokens.reference)).sum()
+    if reference is not None:
+        divergence = (copies * k3(logprobs, reference)).sum()
         total = total + algo.kl_coef * divergence
         sums["kl_reference"] = divergence.detach()
     return LossSum(

@@ -7,7 +7,6 @@ and mask have one length, and the version spans cover it without gaps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -29,9 +28,7 @@ def turn_samples(group: Group, cfg: AlgoConfig) -> list[TurnSample]:
     for node in group.nodes:
         _check_generation(node, where)
     try:
-        credit = ADVANTAGES[cfg.advantage](
-            group_paths(group, cfg.success_reward), cfg.statistics, cfg.normalise, cfg.prefix, cfg.invalid_penalty
-        )
+        credit = ADVANTAGES[cfg.advantage](group_paths(group, cfg.success_reward), cfg)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     return [
@@ -50,11 +47,6 @@ def turn_samples(group: Group, cfg: AlgoConfig) -> list[TurnSample]:
         )
         for i, node in enumerate(group.nodes)
     ]
-
-
-def has_signal(samples: Iterable[TurnSample]) -> bool:
-    """Whether any advantage differs from 0; without one a group moves the policy only through KL and entropy."""
-    return any(sample.advantage_pos != 0 or sample.advantage_neg != 0 for sample in samples)
 
 
 def group_paths(group: Group, success_reward: float) -> Paths:

@@ -11,7 +11,7 @@ class LearnerConfig(Strict):
     world_size: int = Field(1, ge=1)
     """Learner ranks."""
     gpus: float = Field(0, ge=0)
-    """GPUs of one rank."""
+    """GPUs of one rank: 0 for the CPU, or a part of the one GPU it shares with the generators."""
     cpus: float = Field(1, ge=0)
     threads: int | None = Field(None, ge=1)
     """CPU threads of one rank; None leaves it to PyTorch."""
@@ -23,8 +23,8 @@ class LearnerConfig(Strict):
     grad_clip: float = Field(1.0, gt=0)
     tokens_per_micro_batch: int = Field(16384, ge=64)
     """Token budget of one packed micro-batch of one rank; a longer row gets a micro-batch of its own."""
-    steps_per_batch: int = Field(1, ge=1)
-    """Optimizer steps a training batch is split into; each step takes whole groups."""
+    updates_per_batch: int = Field(1, ge=1)
+    """Updates (optimizer steps) a training batch is split into; each takes whole groups."""
     gradient_checkpointing: bool = False
     start_timeout_s: float = Field(600, gt=0)
     update_timeout_s: float = Field(1800, gt=0)

@@ -34,10 +34,10 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "RunConfig":
-        if self.tree.branches and self.sampling.temperature == 0:
+        if self.tree.branches and self.algo.advantage == "grpo":
             raise ValueError(
-                "sampling.temperature is 0 but tree.criterion branches: siblings would be identical; "
-                "set a temperature above 0 or tree.criterion=none"
+                f"algo.advantage=grpo is for chains, but tree.criterion={self.tree.criterion} branches; "
+                "set tree.criterion=none or algo.advantage=spark"
             )
         room = self.prompt.max_prompt_tokens + self.sampling.max_tokens
         if room > self.engine.max_model_len:
@@ -47,4 +47,12 @@ class RunConfig(Strict):
             )
         if self.tree.criterion == "explore" and self.prompt.method != "spark":
             raise ValueError("tree.criterion=explore needs prompt.method=spark: other formats have no <explore>")
+        gpus = self.engine.gpus, self.learner.gpus
+        together = self.engine.generators * gpus[0] + self.learner.world_size * gpus[1]
+        if any(gpus) and not (all(0 < share < 1 for share in gpus) and together <= 1 + 1e-9):
+            raise ValueError(
+                f"engine.gpus={gpus[0]:g} and learner.gpus={gpus[1]:g} (all actors together {together:g}): set both to "
+                "0 (CPU), or both between 0 and 1 and together at most 1 (one shared GPU); GPUs of their own need "
+                "weight transfer over NCCL, which is not there yet"
+            )
         return self

@@ -6,8 +6,8 @@ from asyncrl.config.base import Strict
 
 
 class RuntimeConfig(Strict):
-    updates: int = Field(120, ge=0)
-    """Training batches in a run; each ends in a publish."""
+    versions: int = Field(120, ge=0)
+    """Versions published in a run, one a training batch; each batch makes ``learner.updates_per_batch`` updates."""
     groups_per_batch: int = Field(16, ge=1)
     """Task groups in a training batch, however many turn samples they come to."""
     max_lag: int = Field(2, ge=0)
@@ -16,9 +16,9 @@ class RuntimeConfig(Strict):
     """Actors that expand forests."""
     seed: int = 0
     eval_every: int = Field(0, ge=0)
-    """Updates between evaluations during training; 0 evaluates only at start and end."""
+    """Versions between evaluations during training; 0 evaluates only at start and end."""
     checkpoint_every: int = Field(10, ge=1)
-    """Updates between checkpoints; the last update always makes one."""
+    """Versions between checkpoints; the last version always makes one."""
     keep_checkpoints: int = Field(2, ge=1)
     check_publish: bool = True
     """After each publish compare the engine's log-probs of a few sampled tokens with the learner's."""

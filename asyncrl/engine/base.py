@@ -6,15 +6,22 @@ come out; text never crosses this line. Versions are integers, 0 at start, and o
     pause() -> [learner ranks: start_weight_update, update_weights ..., finish_weight_update] ->
     update_weight_version(str(version)) -> resume()
 
-Requests in flight are kept over a pause, and ``resume`` is called whether or not the transfer succeeded.
+Requests that have a token are kept over a pause, others start anew after it; ``resume`` is called whether or not the
+transfer succeeded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 from asyncrl.types import Generation, Sampling
+
+Item = TypeVar("Item")
+
+
+class EngineDied(RuntimeError):
+    """The engine process of a living generator has ended: no call will succeed again."""
 
 
 class Engine(Protocol):
@@ -22,7 +29,11 @@ class Engine(Protocol):
         """Load the model; returns when requests can be served."""
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, key: str) -> Generation:
-        """One turn. ``key`` is the turn's own id; state inside the engine is kept under it."""
+        """One turn. ``key`` is the turn's own id; state inside the engine is kept under it.
+
+        Raises:
+            EngineDied: here and in any other call that needs the engine.
+        """
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
         """Log-probs at temperature 1 of ``ids[start:]``, each given what precedes it, under the current weights.
@@ -58,3 +69,18 @@ class Engine(Protocol):
 def cause_of(error: Exception) -> object:
     """What went wrong in an actor, without the remote traceback that Ray puts into its message."""
     return getattr(error, "cause", None) or error
+
+
+def buckets(items: Iterable[Item], nbytes_of: Callable[[Item], int], limit: int) -> Iterator[list[Item]]:
+    """Consecutive ``items`` in lists of at most ``limit`` bytes; a larger item comes alone."""
+    bucket: list[Item] = []
+    held = 0
+    for item in items:
+        nbytes = nbytes_of(item)
+        if bucket and held + nbytes > limit:
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(item)
+        held += nbytes
+    if bucket:
+        yield bucket

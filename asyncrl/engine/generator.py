@@ -2,9 +2,9 @@
 
 Invariants:
 
-* Requests in flight are kept over a publish; a request's spans are the engine's own record of which weights made which
-  token, and its prefix is cached under the version current when it was admitted, so no request reuses the keys and
-  values of older weights.
+* Requests in flight are kept over a publish, and their spans are the engine's own record of which weights made which
+  token. A request that has no token when generation pauses, or comes later, is prefilled after it, under the new
+  version's cache salt: what the spans name is what made the keys and values that those tokens saw.
 * Weights that a failed transfer left incomplete are never sampled from: the generator is fenced, its requests fail with
   the reason, and a complete publish opens it again.
 * Every wait has a bound; the engine's process ends with this one, however this one ends.
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.config.engine import EngineConfig
+from asyncrl.engine.base import Engine, EngineDied
 from asyncrl.engine.plugin import ENGINE_CHILD
 from asyncrl.types import Generation, Sampling, VersionSpan, token_digest
 
@@ -35,7 +36,7 @@ CPU_BLOCK_TOKENS = 32
 """Tokens of a KV block on the CPU, the unit of prefix reuse; vLLM's own 128 is longer than many a shared prefix."""
 
 
-class Generator:
+class Generator(Engine):
     def __init__(self, model_path: str, config: EngineConfig, dtype: str, seed: int, name: str = "generator") -> None:
         """Plain data only; :meth:`start` loads the model.
 
@@ -54,6 +55,8 @@ class Generator:
         self._version = 0
         self._numbers = itertools.count()
         self._requests: set[asyncio.Task[Any]] = set()
+        self._open = asyncio.Event()
+        self._open.set()
         self._intact = True
         self._session_open = False
         self._fenced = False
@@ -123,9 +126,7 @@ class Generator:
         return backend_for(gpu=self._config.gpus > 0, colocated=self._config.gpus < 1)
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, key: str) -> Generation:
-        """One turn.
-
-        At temperature 0 the log-probs are those of the distribution at temperature 1.
+        """See :meth:`Engine.generate`; at temperature 0 the log-probs are those of the distribution at temperature 1.
 
         Raises:
             RuntimeError: the generator is not started or fenced, or vLLM ended the request without an answer.
@@ -139,9 +140,6 @@ class Generator:
         params = SamplingParams(
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=sampling.seed,
             stop_token_ids=self._stop,
             logprobs=0,
             flat_logprobs=True,
@@ -168,7 +166,6 @@ class Generator:
         )
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        """Log-probs at temperature 1 of ``ids[start:]``, each given what precedes it, under the current weights."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -196,26 +193,33 @@ class Generator:
                 f"{self._name}: turn {key} has {len(ids)} prompt tokens; engine.max_model_len = "
                 f"{self._config.max_model_len} must exceed that: raise it or lower prompt.max_prompt_tokens"
             )
-        prompt = tokens_input(list(ids), cache_salt=str(self._version))
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)
-        result = None
         try:
             async with self._bounded(self._config.generate_timeout_s, f"turn {key}"):
-                async for output in llm.generate(prompt, params, f"{key}#{next(self._numbers)}"):
-                    result = output  # the only one: FINAL_ONLY
+                while True:
+                    await self._open.wait()
+                    prompt = tokens_input(list(ids), cache_salt=str(self._version))
+                    async for output in llm.generate(prompt, params, f"{key}#{next(self._numbers)}"):
+                        result = output  # the only one: FINAL_ONLY
+                    if result.outputs[0].finish_reason != "abort":  # else pause() withdrew it
+                        return result
         except asyncio.CancelledError:
             if self._fenced:
                 raise RuntimeError(self._fence_message()) from None
             raise
         finally:
             self._requests.discard(task)
-        return result
 
     async def pause(self) -> None:
+        llm = self._engine()
+        self._open.clear()
         async with self._bounded(self._config.publish_timeout_s, "pause"):
-            await self._engine().pause_generation(mode="keep", clear_cache=self._config.kv == "recompute")
+            await llm.pause_generation(mode="keep", clear_cache=self._config.kv == "recompute")
+            # Queued or half prefilled, they would look up, or go on with, keys and values of the weights that go now.
+            requests = llm.output_processor.request_states.values()
+            await llm.abort([request.external_req_id for request in requests if request.is_prefilling])
 
     async def resume(self) -> None:
         """Generation goes on, or, when a transfer left the weights incomplete, every request fails with that reason."""
@@ -226,6 +230,7 @@ class Generator:
             return
         async with self._bounded(self._config.publish_timeout_s, "resume"):
             await self._engine().resume_generation()
+        self._open.set()
 
     async def init_weight_transfer_engine(self, request: Any) -> None:
         async with self._bounded(self._config.publish_timeout_s, "weight-transfer set-up"):
@@ -288,8 +293,12 @@ class Generator:
         try:
             async with asyncio.timeout(seconds):
                 yield
-        except TimeoutError as error:
-            raise TimeoutError(f"{self._name}: {what} took longer than {seconds:g} s") from error
+        except Exception as error:
+            if self._llm is not None and self._llm.errored:
+                raise EngineDied(f"its engine process ended ({what})") from error
+            if isinstance(error, TimeoutError):
+                raise TimeoutError(f"{self._name}: {what} took longer than {seconds:g} s") from error
+            raise
 
 
 def _end_tokens(model: Path) -> list[int]:

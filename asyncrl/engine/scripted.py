@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 from typing import Any
 
+from asyncrl.engine.base import Engine
 from asyncrl.types import Generation, Sampling, VersionSpan, token_digest
 
 LOGPROB = -1.0
@@ -40,7 +41,7 @@ def find_script(target: str) -> Script:
     return script
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     def __init__(
         self,
         script: Script,

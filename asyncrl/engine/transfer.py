@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
@@ -41,7 +41,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateRequest,
 )
 
-from asyncrl.engine.base import cause_of
+from asyncrl.engine.base import buckets, cause_of
 
 __all__ = [
     "ModuleSource",
@@ -55,17 +55,24 @@ __all__ = [
     "replaces_at_once",
 ]
 
-Backend = Literal["asyncrl_cpu", "ipc", "nccl"]
+Backend = Literal["asyncrl_cpu", "ipc"]
 CPU: Backend = "asyncrl_cpu"
 BUCKET_BYTES = 256 * 2**20
 """Bytes of weights in one ``update_weights``: bounds the sender's and the object store's extra memory."""
 
 
 def backend_for(gpu: bool, colocated: bool) -> Backend:
-    """The transport between a learner and generators: shared memory without GPUs, CUDA IPC on one GPU, else NCCL."""
-    if not gpu:
-        return CPU
-    return "ipc" if colocated else "nccl"
+    """The transport between a learner and generators: shared memory without GPUs, CUDA IPC on a GPU that they share.
+
+    Raises:
+        ValueError: learner and generators have whole GPUs.
+    """
+    if gpu and not colocated:
+        raise ValueError(
+            "whole-GPU layouts need the NCCL transport, which is not there yet; "
+            "give learner and generator parts of one GPU (gpus below 1)"
+        )
+    return "ipc" if gpu else CPU
 
 
 def replaces_at_once(backend: Backend) -> bool:
@@ -118,7 +125,7 @@ class CpuTrainer(TrainerWeightTransferEngine[CpuTrainerInit]):
             self.client.start_weight_update()
         except Exception as error:
             failure = error
-        for bucket in _buckets(self.source):
+        for bucket in buckets(self.source, _nbytes, BUCKET_BYTES):
             if failure is None:
                 try:
                     # Inside a list the reference travels as such: each generator fetches the bytes itself.
@@ -130,24 +137,14 @@ class CpuTrainer(TrainerWeightTransferEngine[CpuTrainerInit]):
         self.client.finish_weight_update()
 
 
-def _buckets(source: WeightSource) -> Iterator[dict[str, torch.Tensor]]:
-    bucket: dict[str, torch.Tensor] = {}
-    held = 0
-    for name, tensor in source:
-        size = tensor.numel() * tensor.element_size()
-        if bucket and held + size > BUCKET_BYTES:
-            yield bucket
-            bucket, held = {}, 0
-        bucket[name] = tensor
-        held += size
-    if bucket:
-        yield bucket
+def _nbytes(pair: tuple[str, torch.Tensor]) -> int:
+    return pair[1].numel() * pair[1].element_size()
 
 
-def _packed(bucket: dict[str, torch.Tensor]) -> NDArray[np.uint8]:
+def _packed(bucket: Sequence[tuple[str, torch.Tensor]]) -> NDArray[np.uint8]:
     """Safetensors bytes; an array, because Ray stores arrays out of band and readers share them."""
     # Sources may yield views of one flat buffer, which safetensors refuses: every tensor gets memory of its own.
-    own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in bucket.items()}
+    own = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in bucket}
     return np.frombuffer(save(own), dtype=np.uint8)
 
 
@@ -192,7 +189,7 @@ class GeneratorClient:
 
 
 def make_trainer(
-    backend: Backend, handles: Sequence[Any], source: WeightSource, rank: int, timeout_s: float = 120
+    backend: Backend, handles: Sequence[Any], source: WeightSource, rank: int, timeout_s: float
 ) -> TrainerWeightTransferEngine[Any]:
     """The sending end; made on every learner rank, after which ``send_weights()`` is called on every rank.
 
@@ -205,12 +202,10 @@ def make_trainer(
     init: TrainerInitInfo
     if backend == CPU:
         init = CpuTrainerInit(rank=rank)
-    elif backend == "ipc":
+    else:
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
         init = IPCTrainerInitInfo(rank=rank, packed=True)
-    else:
-        raise ValueError(f"weight transport {backend!r} is not wired; known: asyncrl_cpu, ipc")
     client = GeneratorClient(handles, timeout_s)
     return WeightTransferTrainerFactory.trainer_init(init, client=client, source=source)
 

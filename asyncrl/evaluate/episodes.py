@@ -1,16 +1,23 @@
-"""Evaluation episodes: chains at the evaluation temperature, every task of a split once (or ``samples`` times)."""
+"""Evaluation episodes: chains at the evaluation temperature, every task of a split once or several times.
+
+Invariants: a lost episode is in no share; keys are negative and never meet a training group's.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ray.exceptions import RayError
 from scipy.stats import binomtest
 
 from asyncrl.rollout.coordinator import GroupSummary
 from asyncrl.rollout.coordinators import Coordinators
 from asyncrl.types import Task
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,31 +42,40 @@ class EvalReport:
 async def evaluate(
     coordinators: Coordinators,
     tasks: Sequence[Task],
-    samples: int = 1,
+    at_once: int,
+    episodes: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> EvalReport:
-    """Run all episodes at once (the environment pool paces them) and report shares.
+    """Run ``episodes`` of every task and report shares; an episode that infrastructure ends is lost, not failed.
 
     Args:
+        at_once: episodes in flight, at most as many as there are environment slots: time in a queue would count
+            against their time limit.
         progress: called with (finished, total) after each episode.
     """
-    total = len(tasks) * samples
-    done = 0
+    total, done = len(tasks) * episodes, 0
+    free = asyncio.Semaphore(at_once)
 
-    async def episode(task: Task, key: int) -> GroupSummary:
+    async def episode(task: Task, key: int) -> GroupSummary | None:
         nonlocal done
-        summary = await coordinators.evaluate(task, key)
-        done += 1
-        progress(done, total)
-        return summary
+        async with free:
+            try:
+                return await coordinators.evaluate(task, key)
+            except (RayError, TimeoutError) as error:
+                log.warning("an evaluation episode of %s/%s is lost: %s", task.env, task.id, error)
+                return None
+            finally:
+                done += 1
+                progress(done, total)
 
     # Keys below zero cannot meet those of training groups.
-    jobs = zip([task for task in tasks for _ in range(samples)], range(-1, -1 - total, -1), strict=True)
+    jobs = zip([task for task in tasks for _ in range(episodes)], range(-1, -1 - total, -1), strict=True)
     return report(await asyncio.gather(*(episode(*job) for job in jobs)))
 
 
-def report(summaries: Sequence[GroupSummary]) -> EvalReport:
-    finished = [summary for summary in summaries if summary.leaves]
+def report(summaries: Sequence[GroupSummary | None]) -> EvalReport:
+    """Raises RuntimeError when every episode was lost."""
+    finished = [summary for summary in summaries if summary is not None and summary.leaves]
     turns = sum(summary.turns for summary in finished)
     if not turns:
         raise RuntimeError(f"evaluation: all {len(summaries)} episodes were lost; the warnings above say why")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asyncrl.algo.loss import Columns
 from asyncrl.types import TurnSample, token_digest
 
 
@@ -97,19 +98,8 @@ def pack(rows: Sequence[Row], device: torch.device | str = "cpu") -> Packed:
     return Packed(tensor(ids)[None], tensor(positions)[None], tensor(at), tensor(owner[at]), index)
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """What the loss needs of each response token; every tensor has shape (T,)."""
-
-    behaviour: Tensor
-    advantage_pos: Tensor
-    advantage_neg: Tensor
-    copies: Tensor
-    """0 where the token was not sampled from the policy."""
-
-
 def columns(samples: Sequence[TurnSample], device: torch.device | str = "cpu") -> Columns:
-    """Per-token columns in the order of ``pack``'s response tokens.
+    """Columns of shape (T,) in the order of ``pack``'s response tokens.
 
     Raises:
         ValueError: a sample whose ids, mask and log-probs differ in length.

@@ -27,8 +27,7 @@ def save(engine: Any, model_path: str, path: str, updates: int) -> None:
 
     Config and tokenizer are copied from ``model_path``, the folder the model was loaded from.
     """
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.partial")
+    target, partial = Path(path), _beside(path, "partial")
     first = dist.get_rank() == 0
     if first:
         shutil.rmtree(partial, ignore_errors=True)
@@ -59,8 +58,25 @@ def save(engine: Any, model_path: str, path: str, updates: int) -> None:
     dist.barrier()
 
 
+def discard_partial(path: str) -> bool:
+    """Remove what a save that was cut short left beside ``path``; returns whether nothing is left there.
+
+    False where a rank that has just been ended still writes: ask again.
+    """
+    target, partial, old = Path(path), _beside(path, "partial"), _beside(path, "old")
+    if old.exists() and not target.exists():
+        old.rename(target)
+    for folder in (partial, old):
+        shutil.rmtree(folder, ignore_errors=True)
+    return not (partial.exists() or old.exists())
+
+
+def _beside(path: str, what: str) -> Path:
+    return Path(path).with_name(f".{Path(path).name}.{what}")
+
+
 def _put_in_place(partial: Path, target: Path) -> None:
-    old = target.with_name(f".{target.name}.old")
+    old = _beside(str(target), "old")
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         target.rename(old)

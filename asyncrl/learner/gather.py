@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from asyncrl.engine.base import buckets
+
 BUCKET_BYTES = 256 * 2**20
 """Parameters gathered together under ZeRO-3; a larger one is gathered alone."""
 
@@ -20,27 +22,17 @@ def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
+def _full_nbytes(parameter: nn.Parameter) -> int:
+    return torch.Size(full_shape(parameter)).numel() * parameter.element_size()
+
+
 def full_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Each parameter's name and whole value, detached, in the order of ``named_parameters``."""
     import deepspeed  # only where shards can exist
 
-    for bucket in _buckets(module):
+    for bucket in buckets(module.named_parameters(), lambda item: _full_nbytes(item[1]), BUCKET_BYTES):
         sharded = [parameter for _, parameter in bucket if hasattr(parameter, "ds_id")]
         with deepspeed.zero.GatheredParameters(sharded, enabled=bool(sharded)):
             # Only views leave here: ZeRO-3 drops its own reference at the end and never writes into the storage.
             whole = [(name, parameter.data) for name, parameter in bucket]
         yield from whole
-
-
-def _buckets(module: nn.Module) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    bucket: list[tuple[str, nn.Parameter]] = []
-    size = 0
-    for name, parameter in module.named_parameters():
-        nbytes = torch.Size(full_shape(parameter)).numel() * parameter.element_size()
-        if bucket and size + nbytes > BUCKET_BYTES:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, parameter))
-        size += nbytes
-    if bucket:
-        yield bucket

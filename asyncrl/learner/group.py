@@ -16,11 +16,16 @@ from ray.exceptions import RayActorError
 
 from asyncrl.config.algo import AlgoConfig
 from asyncrl.config.learner import LearnerConfig
+from asyncrl.learner import checkpoint
 from asyncrl.learner.rank import LearnerRank
 from asyncrl.learner.report import merge
 
 GRACE_S = 5.0
 """How long the other ranks may take to report once one has failed: the first to fail may only have lost its peer."""
+
+
+DISCARDS = 50
+"""Tries to remove what an interrupted save has left, 0.1 s apart: a killed rank may write for a moment longer."""
 
 
 class LearnerError(RuntimeError):
@@ -34,10 +39,9 @@ class LearnerGroup:
         LearnerError: from every call, if a rank fails in it or the group has ended.
     """
 
-    def __init__(self, ranks: Sequence[Any], config: LearnerConfig, name: str) -> None:
+    def __init__(self, ranks: Sequence[Any], config: LearnerConfig) -> None:
         self._ranks = list(ranks)
         self._config = config
-        self._name = name
         self._ended: str | None = None
 
     @classmethod
@@ -49,7 +53,6 @@ class LearnerGroup:
         dtype: str = "float32",
         temperature: float = 1.0,
         seed: int = 0,
-        name: str = "learner",
     ) -> LearnerGroup:
         """Ask the cluster for the ranks' actors.
 
@@ -71,7 +74,7 @@ class LearnerGroup:
             ).remote(rank, model_path, learner, algo, dtype, temperature, seed)
             for rank in range(learner.world_size)
         ]
-        return cls(ranks, learner, name)
+        return cls(ranks, learner)
 
     async def start(self) -> None:
         """Load the model on all ranks and build their engines."""
@@ -100,9 +103,9 @@ class LearnerGroup:
             merged |= part
         return [merged[i] for i in range(len(sequences))]
 
-    async def connect(self, generators: Sequence[Any]) -> None:
-        """Set up weight transfer to the generators (actor handles)."""
-        await self._call("connect", list(generators), timeout_s=self._config.start_timeout_s)
+    async def connect(self, generators: Sequence[Any], timeout_s: float) -> None:
+        """Set up weight transfer to the generators (actor handles), each of whose calls may take ``timeout_s``."""
+        await self._call("connect", list(generators), timeout_s, timeout_s=self._config.start_timeout_s)
 
     async def send_weights(self) -> float:
         """Hand the current weights to the generators, which must be paused; returns seconds."""
@@ -110,7 +113,14 @@ class LearnerGroup:
 
     async def save(self, path: str) -> None:
         """Write a checkpoint folder that Transformers and vLLM load; it appears at ``path`` whole or not at all."""
-        await self._call("save", path)
+        try:
+            await self._call("save", path)
+        except BaseException:
+            for _ in range(DISCARDS):
+                if checkpoint.discard_partial(path):
+                    break
+                await asyncio.sleep(0.1)
+            raise
 
     async def load_state(self, path: str) -> int:
         """Resume from a checkpoint folder; returns its update count."""
@@ -129,7 +139,7 @@ class LearnerGroup:
         self, method: str, *args: Any, timeout_s: float | None = None, ranks: Sequence[Any] | None = None
     ) -> list[Any]:
         if self._ended is not None:
-            raise LearnerError(f"learner group {self._name!r} has ended: {self._ended}")
+            raise LearnerError(f"learner group has ended: {self._ended}")
         timeout_s = self._config.update_timeout_s if timeout_s is None else timeout_s
         refs = [getattr(rank, method).remote(*args) for rank in (self._ranks if ranks is None else ranks)]
         tasks = [asyncio.ensure_future(_result(ref)) for ref in refs]
@@ -137,25 +147,26 @@ class LearnerGroup:
             await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
             if _failures(tasks):
                 await asyncio.wait(tasks, timeout=GRACE_S)
-        except asyncio.CancelledError:
-            self._end(f"{method} was cancelled")
+            if failures := _failures(tasks):
+                rank, error = min(failures.items(), key=lambda item: (not isinstance(item[1], RayActorError), item[0]))
+                self._end(f"rank {rank} failed in {method}")
+                raise LearnerError(f"learner group: rank {rank} failed in {method}: {error}") from error
+            if late := [rank for rank, task in enumerate(tasks) if not task.done()]:
+                self._end(f"{method} took too long")
+                raise LearnerError(
+                    f"learner group: rank(s) {late} did not finish {method} within {timeout_s:g} s; "
+                    "raise learner.start_timeout_s or learner.update_timeout_s if the work is that large"
+                )
+            return [task.result() for task in tasks]
+        except BaseException:
+            self._end(f"{method} was cancelled")  # unless it has been ended for a reason of its own
+            # The call of a killed rank ends with it: after this none of them does anything any more.
+            await asyncio.wait(tasks, timeout=GRACE_S)
+            _failures(tasks)  # seen: asyncio logs those nobody asks for
             raise
         finally:
             for task in tasks:
                 task.cancel()
-        failures = _failures(tasks)
-        if failures:
-            rank, error = min(failures.items(), key=lambda item: (not isinstance(item[1], RayActorError), item[0]))
-            self._end(f"rank {rank} failed in {method}")
-            raise LearnerError(f"learner group {self._name!r}: rank {rank} failed in {method}: {error}") from error
-        late = [rank for rank, task in enumerate(tasks) if not task.done() or task.cancelled()]
-        if late:
-            self._end(f"{method} took too long")
-            raise LearnerError(
-                f"learner group {self._name!r}: rank(s) {late} did not finish {method} within {timeout_s:g} s; "
-                "raise learner.start_timeout_s or learner.update_timeout_s if the work is that large"
-            )
-        return [task.result() for task in tasks]
 
 
 async def _result(ref: ray.ObjectRef) -> Any:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from asyncrl.learner import attention
 from asyncrl.learner.batch import Packed
+from asyncrl.model.load import load_causal_lm
 
 
 def load(path: str, dtype: str, device: torch.device) -> PreTrainedModel:
     """The causal language model in folder ``path``, on ``device`` and set up for packed rows."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), local_files_only=True)
-    model.set_attn_implementation(attention.NAME)
+    model = load_causal_lm(path, dtype, attention.NAME)
     return model.to(device)  # type: ignore[arg-type]  # a decorator hides that it is a method
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C
 
-from asyncrl.algo.loss import LossSum, PolicyTokens, cross_entropy, policy_loss
+from asyncrl.algo.loss import LossSum, cross_entropy, policy_loss
 from asyncrl.config.algo import AlgoConfig
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.learner import checkpoint, policy, zero
@@ -81,15 +81,15 @@ class LearnerRank:
     def update(self, batch: Sequence[ray.ObjectRef]) -> RankReport:
         """Train on a batch; each reference holds one group's ``list[TurnSample]``.
 
-        The batch is split into ``steps_per_batch`` optimizer steps of whole groups. A step without any trained token is
-        left out and not counted.
+        The batch is split into ``updates_per_batch`` optimizer steps of whole groups. A step without any trained token
+        is left out and not counted.
         """
         if self._algo is None:
             raise RuntimeError("this learner group was started without an AlgoConfig and can only run sft_step")
         began = time.perf_counter()
         groups: list[list[TurnSample]] = ray.get(list(batch), timeout=self._learner.update_timeout_s)
         report = RankReport()
-        for part in split_groups(len(groups), self._learner.steps_per_batch):
+        for part in split_groups(len(groups), self._learner.updates_per_batch):
             samples = [sample for i in part for sample in groups[i]]
             total = weight(samples)
             if total:
@@ -133,14 +133,18 @@ class LearnerRank:
                 result |= {i: part.tolist() for i, part in zip(members, values.cpu().split(sizes), strict=True)}
         return result
 
-    def connect(self, generators: Sequence[Any]) -> None:
-        """Set up weight transfer to the generators' actor handles; a learner with part of a GPU shares it with them."""
+    def connect(self, generators: Sequence[Any], timeout_s: float) -> None:
+        """Set up weight transfer to the generators' actor handles; a learner with part of a GPU shares it with them.
+
+        Args:
+            timeout_s: longest a single call to the generators may take in a publish.
+        """
         # Imported here: vLLM takes seconds to import and supervised training does without.
         from asyncrl.engine.transfer import backend_for, make_trainer
         from asyncrl.learner.source import LearnerSource
 
         backend = backend_for(gpu=self.device.type == "cuda", colocated=self._learner.gpus < 1)
-        self._trainer = make_trainer(backend, generators, LearnerSource(self.engine.module), self.rank)
+        self._trainer = make_trainer(backend, generators, LearnerSource(self.engine.module), self.rank, timeout_s)
 
     def send_weights(self) -> float:
         """Hand the current weights to the generators; returns the seconds it took."""
@@ -171,19 +175,10 @@ class LearnerRank:
 
         def part(packed: Packed, members: list[int]) -> LossSum:
             chosen = [samples[i] for i in members] or [PADDING]
-            column = columns(chosen, self.device)
             _compare(chosen, packed, report)
             logprobs, entropy = policy.logprobs(self.engine, packed, self._temperature, algo.entropy_coef > 0)
-            tokens = PolicyTokens(
-                logprobs,
-                column.behaviour,
-                column.advantage_pos,
-                column.advantage_neg,
-                column.copies,
-                entropy,
-                self._reference_logprobs(packed),
-            )
-            return policy_loss(tokens, algo)
+            reference = self._reference_logprobs(packed)
+            return policy_loss(columns(chosen, self.device), logprobs, entropy, reference, algo)
 
         return part
 

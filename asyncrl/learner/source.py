@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import Tensor, nn
-from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
+from asyncrl.engine.transfer import ParamMeta, WeightSource
 from asyncrl.learner.gather import full_shape, full_weights
 
 

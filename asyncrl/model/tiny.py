@@ -64,15 +64,7 @@ def make_tiny(path: str | Path, config: TinyConfig, texts: Iterable[str], seed: 
 
     Args:
         texts: what the tokenizer is trained on, e.g. ``asyncrl.coldstart.texts.environment_texts``.
-
-    Raises:
-        ValueError: ``hidden`` is not a multiple of ``heads``, or ``heads`` of ``kv_heads``.
     """
-    if config.hidden % config.heads or config.heads % config.kv_heads:
-        raise ValueError(
-            f"model.tiny: hidden ({config.hidden}) must be a multiple of heads ({config.heads}), "
-            f"and heads of kv_heads ({config.kv_heads})"
-        )
     folder = Path(path)
     tokenizer = train_tokenizer(texts, config.vocab)
     tokenizer.model_max_length = config.max_length

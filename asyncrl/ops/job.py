@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from asyncrl.env import find_env
 from asyncrl.model.tiny import make_tiny
 from asyncrl.ops.preflight import preflight
 from asyncrl.runtime.system import cluster
-from asyncrl.runtime.train import cancel_on, train
+from asyncrl.runtime.train import train
 from asyncrl.track.base import Tracker
 from asyncrl.track.open import open_tracker
 from asyncrl.track.rundir import RunDir
@@ -36,8 +35,8 @@ HEADLINE = (
     "rollout/leaves",
     "lag/mean",
     "lag/max",
-    "learner/kl",
-    "learner/clip_share",
+    "learner/kl_reference",
+    "learner/clipped",
     "publish/logprob_gap",
     "time/wait_s",
     "time/train_s",
@@ -60,13 +59,12 @@ def run_job(config: RunConfig, *, replace: bool = False) -> tuple[RunDir, dict[s
 
 
 async def _job(config: RunConfig, replace: bool) -> tuple[RunDir, dict[str, Any]]:
-    cancel_on(signal.SIGTERM)
     started = time.monotonic()
-    resolved = config.model_dump(mode="json")
-    run = RunDir.create(config.track.dir, config.track.name, dump(config), replace=replace)
-    log.info("run folder: %s", run.path)
-    with open_tracker(config.track, run, resolved, config.runtime.updates, HEADLINE) as tracker:
-        async with cluster(config):
+    async with cluster(config):
+        run = RunDir.create(config.track.dir, config.track.name, dump(config), replace=replace)
+        log.info("run folder: %s", run.path)
+        resolved = config.model_dump(mode="json")
+        with open_tracker(config.track, run, resolved, config.runtime.versions, HEADLINE) as tracker:
             summary = await _phases(config, run, tracker)
     summary["seconds"]["total"] = time.monotonic() - started
     run.write_summary(summary)
@@ -90,5 +88,5 @@ async def _phases(config: RunConfig, run: RunDir, tracker: Tracker) -> dict[str,
 def make_model(config: RunConfig, out: Path) -> Path:
     """A tiny model whose tokenizer is trained on what its environment says."""
     spec = find_env(config.env.name, config.env.options)
-    texts = environment_texts(spec, config.env.train_split, config.prompt, config.model.tiny.episodes)
+    texts = environment_texts(spec, config.env.train_split, config.prompt, config.model.tiny.tasks)
     return make_tiny(out, config.model.tiny, texts, config.runtime.seed)

@@ -6,7 +6,6 @@ needs on this machine, the model's folder. All problems are reported at once, ea
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,10 +41,6 @@ def _environment(config: RunConfig) -> Iterator[str]:
     except ValueError as error:
         yield f"env.name: {error}"
         return
-    try:
-        inspect.signature(env_class).bind(**env.options)
-    except TypeError as error:
-        yield f"env.options: {env.name} does not take them: {error}"
     # An environment that needs something of the machine (Java, data, a server) says so in a classmethod of this name.
     needs = getattr(env_class, "preflight", None)
     if needs is not None:
@@ -54,6 +49,14 @@ def _environment(config: RunConfig) -> Iterator[str]:
         except Exception as error:
             yield f"env.name: {env.name} cannot run here: {error}"
             return
+    options = {"env.options": env.options}
+    if config.sft is not None:
+        options["sft.demonstrator"] = {**env.options, **config.sft.demonstrator}
+    for field, given in options.items():
+        try:
+            env_class(**given).close()  # making an environment starts nothing
+        except Exception as error:
+            yield f"{field}: {env.name} does not take them: {error}"
     for field in ("train_split", "test_split"):
         split = getattr(env, field)
         try:

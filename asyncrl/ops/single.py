@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +20,7 @@ from asyncrl.config.run import RunConfig
 from asyncrl.evaluate.episodes import EvalReport
 from asyncrl.ops.job import make_model
 from asyncrl.runtime.system import cluster, system
-from asyncrl.runtime.train import cancel_on, evaluate_split
+from asyncrl.runtime.train import evaluate_split
 from asyncrl.track.base import Sink, Tracker
 from asyncrl.track.console import ConsoleSink
 from asyncrl.track.jsonl import JsonlSink
@@ -42,7 +41,6 @@ def evaluate_model(config: RunConfig, path: str) -> EvalReport:
 
 
 async def _evaluate(config: RunConfig, path: str) -> EvalReport:
-    cancel_on(signal.SIGTERM)
     async with cluster(config), system(config, path, learner=False) as parts:
         return await evaluate_split(config, parts)
 
@@ -53,7 +51,6 @@ def cold_start_model(config: RunConfig, sft: SftConfig, out: Path) -> None:
 
 
 async def _cold_start(config: RunConfig, sft: SftConfig, out: Path) -> None:
-    cancel_on(signal.SIGTERM)
     out.parent.mkdir(parents=True, exist_ok=True)
     sinks: list[Sink] = [JsonlSink(out.with_name(f"{out.name}.jsonl")), ConsoleSink(0)]
     with tempfile.TemporaryDirectory(prefix="asyncrl-") as scratch, Tracker(sinks) as tracker:

@@ -6,8 +6,8 @@ the turn samples and the tree's record stay in the object store until the learne
 
 from __future__ import annotations
 
-import asyncio
 import random
+import sys
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from asyncrl.env import find_env
 from asyncrl.model.load import load_tokenizer
 from asyncrl.rollout.expansion import Expansion, Site
 from asyncrl.rollout.slot import Slot
+from asyncrl.rollout.waits import bounded
 from asyncrl.text.prompt import PromptEncoder
 from asyncrl.tree.criteria import make_criterion
 from asyncrl.tree.forest import Forest
@@ -35,8 +36,6 @@ CHAIN = TreeConfig(roots=1, branch=1, leaves=1, criterion="none")
 class GroupSummary:
     """The numbers of a completed group."""
 
-    key: int
-    task: Task
     leaves: int
     successes: int
     turns: int
@@ -44,13 +43,10 @@ class GroupSummary:
     exploring_turns: int
     branched_turns: int
     """Turns with more than one child."""
-    reward_mean: float
     leaf_turns_mean: float
     tokens: int
     """Generated tokens, each shared turn once."""
     prompt_tokens: int
-    version_first: int
-    version_last: int
     spans: dict[tuple[int, int], int]
     """Turns by (first, last) version of their tokens, as the engine reports them."""
     counters: dict[str, int]
@@ -69,7 +65,7 @@ class Coordinator:
             acquire=partial(Slot.acquire, pool, config.env.step_timeout_s, config.runtime.group_timeout_s),
             prompts=PromptEncoder(load_tokenizer(model_path), config.prompt, env_class.role),
             copies_itself=env_class.can_snapshot,
-            max_turns=config.env.max_turns or env_class.max_turns,
+            max_turns=config.env.max_turns or sys.maxsize,  # without a limit of ours the environment ends its episodes
         )
 
     async def ready(self) -> bool:
@@ -96,7 +92,7 @@ class Coordinator:
         forest = Forest(task, key, tree, rng)
         sampling = Sampling(temperature=temperature, max_tokens=self._config.sampling.max_tokens)
         expansion = Expansion(self._site, task, key, forest, make_criterion(tree, rng), sampling)
-        async with asyncio.timeout(self._config.runtime.group_timeout_s):
+        async with bounded(self._config.runtime.group_timeout_s, "the group", "runtime.group_timeout_s"):
             return await expansion.grow()
 
 
@@ -110,20 +106,15 @@ def summarise(group: Group) -> GroupSummary:
         first = turns[0]
         probe = (first.prompt_ids + first.generation.token_ids, len(first.prompt_ids))
     return GroupSummary(
-        key=group.key,
-        task=group.task,
         leaves=leaves,
         successes=sum(leaf.success for leaf in group.leaves),
         turns=len(turns),
         valid_turns=sum(turn.parsed.valid for turn in turns),
         exploring_turns=sum(turn.parsed.explores for turn in turns),
         branched_turns=sum(count > 1 for count in children.values()),
-        reward_mean=sum(leaf.total_reward for leaf in group.leaves) / leaves if leaves else 0.0,
         leaf_turns_mean=sum(len(group.path(leaf)) for leaf in group.leaves) / leaves if leaves else 0.0,
         tokens=sum(len(turn.generation.token_ids) for turn in turns),
         prompt_tokens=sum(len(turn.prompt_ids) for turn in turns),
-        version_first=min((first for first, _ in spans), default=0),
-        version_last=max((last for _, last in spans), default=0),
         spans=dict(spans),
         counters=dict(group.counters),
         seconds=group.seconds,

@@ -1,14 +1,25 @@
-"""The coordinators as the driver sees them: one call a task, the least busy actor takes it."""
+"""The coordinators as the driver sees them: one call a task, the least busy living actor takes it.
+
+Invariants: a coordinator that died gets nothing more, and its calls fail with :class:`ray.exceptions.RayActorError`;
+every wait has a bound.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ray.exceptions import RayActorError
+
 from asyncrl.rollout.coordinator import GroupSummary
+from asyncrl.rollout.waits import bounded
 from asyncrl.types import Task
+
+GRACE_S = 30.0
+"""What the driver waits beyond a coordinator's own bound, which has the better message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,29 +34,34 @@ class Expanded:
 
 
 class Coordinators:
-    def __init__(self, handles: Sequence[Any]) -> None:
-        self._handles = list(handles)
+    def __init__(self, handles: Sequence[Any], group_timeout_s: float) -> None:
+        self._handles = dict(enumerate(handles))
+        self._timeout_s = group_timeout_s + GRACE_S
         self._load: Counter[int] = Counter()
 
     async def expand(self, task: Task, key: int) -> Expanded:
         """Grow the training forest of ``task``. Raises what the coordinator raised."""
-        at = self._take()
-        try:
-            summary, samples, record = self._handles[at].expand.options(num_returns=3).remote(task, key)
+        async with self._taken(f"the group of {task.env}/{task.id}") as handle:
+            summary, samples, record = handle.expand.options(num_returns=3).remote(task, key)
             return Expanded(await summary, samples, record)
-        finally:
-            self._load[at] -= 1
 
     async def evaluate(self, task: Task, key: int) -> GroupSummary:
         """One evaluation episode of ``task``."""
-        at = self._take()
-        try:
-            summary: GroupSummary = await self._handles[at].evaluate.remote(task, key)
+        async with self._taken(f"an episode of {task.env}/{task.id}") as handle:
+            summary: GroupSummary = await handle.evaluate.remote(task, key)
             return summary
+
+    @asynccontextmanager
+    async def _taken(self, what: str) -> AsyncIterator[Any]:
+        if not self._handles:
+            raise RuntimeError("all coordinators are dead; their logs say why (most often memory: lower tree.leaves)")
+        at = min(self._handles, key=lambda i: self._load[i])
+        self._load[at] += 1
+        try:
+            async with bounded(self._timeout_s, what, "runtime.group_timeout_s"):
+                yield self._handles[at]
+        except RayActorError:
+            self._handles.pop(at, None)
+            raise
         finally:
             self._load[at] -= 1
-
-    def _take(self) -> int:
-        at = min(range(len(self._handles)), key=lambda i: self._load[i])
-        self._load[at] += 1
-        return at

@@ -1,7 +1,8 @@
 """A Ray actor that holds environment slots.
 
 Invariant: a slot has one user at a time (the pool leases it), so calls on one slot never overlap; calls on different
-slots of one worker run on its threads. Environments are made on first use and kept: a slot is reset, not remade.
+slots of one worker run on its threads. Environments are made on first use and kept: a slot is reset, and remade only
+after the pool dropped it.
 """
 
 from __future__ import annotations
@@ -46,8 +47,12 @@ class EnvWorker:
     def ready(self) -> bool:
         return True
 
+    def drop(self, slot: int) -> None:
+        """Forget and close the environment of one slot; its next use makes another."""
+        env, self._envs[slot] = self._envs[slot], None
+        if env is not None:
+            env.close()
+
     def close(self) -> None:
-        for env in self._envs:
-            if env is not None:
-                env.close()
-        self._envs = [None] * len(self._envs)
+        for slot in range(len(self._envs)):
+            self.drop(slot)

@@ -3,7 +3,9 @@
 Invariants: every leaf is one coroutine, so no turn waits for a turn of another leaf; the forest has one owner, so its
 leaf budget is a local integer; a branch happens after the exploring turn's action has been executed, and the child
 starts from exactly the state the parent was in then (copied, or replayed and verified); a child that cannot be
-verified is released, counted, and never trained on; an infrastructure failure loses a leaf, it never scores it.
+verified is released, counted, and never trained on; an infrastructure failure loses a leaf, it never scores it; a leaf
+pays (:data:`REBUILDS`) for the environments it lost itself, not for those a neighbour's failure took; whatever ends a
+leaf, cancellation included, gives its slot back.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.config.run import RunConfig
@@ -24,7 +26,7 @@ from asyncrl.text.parse import parse
 from asyncrl.text.prompt import PromptEncoder, PromptTooLong
 from asyncrl.tree.criteria import Criterion
 from asyncrl.tree.forest import Forest, LeafId, LeafState
-from asyncrl.types import Group, Sampling, Step, Task, Turn
+from asyncrl.types import Group, Observation, Sampling, Step, Task, Turn
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +71,14 @@ class _Walk:
     leaf: LeafId
     slot: Slot
     trace: Trace
-    rebuilds: int = field(default=0)
 
 
 class Expansion:
     def __init__(self, site: Site, task: Task, key: int, forest: Forest, criterion: Criterion, sampling: Sampling):
         self._site, self._task, self._key = site, task, key
         self._forest, self._criterion, self._sampling = forest, criterion, sampling
-        self._counters: Counter[str] = Counter()
+        self._counters: Counter[str] = Counter(lost_prompt_too_long=0)  # the runtime always reads it
+        self._lost_slots: Counter[LeafId] = Counter()
         self._triggers: list[tuple[int, asyncio.Future[tuple[LeafId, ...]]]] = []
 
     async def grow(self) -> Group:
@@ -92,8 +94,7 @@ class Expansion:
 
     async def _root(self, leaf: LeafId) -> None:
         try:
-            slot = await self._site.acquire()
-            first = await slot.reset(self._task)
+            slot, first = await self._place(leaf, lambda slot: slot.reset(self._task))
         except SlotLost as lost:
             self._lose(leaf, lost)
             return
@@ -101,35 +102,58 @@ class Expansion:
 
     async def _child(self, leaf: LeafId, fork: _Fork) -> None:
         """Wait for a slot as an action list, become the parent's state, prove it, go on alone."""
-        started = time.monotonic()
+        asked = time.monotonic()
+
+        async def become(slot: Slot) -> Observation:
+            began = time.monotonic()
+            first = await self._reproduce(slot, fork)
+            self._counters["branch_wait_ms"] += round(1e3 * (began - asked))
+            self._counters["branch_restore_ms"] += round(1e3 * (time.monotonic() - began))
+            return first
+
         try:
-            slot = await self._site.acquire()
-            waited = time.monotonic()
-            if self._site.copies_itself:
-                first = await slot.restore(fork.snapshot)
-            else:
-                first = await slot.replay(fork.trace, fork.actions)
-                self._counters["replayed_steps"] += len(fork.trace.actions)
-        except ReplayMismatch as mismatch:
-            log.warning("a branch is dropped: %s", mismatch)
-            await slot.release()
-            self._counters["replay_mismatches"] += 1
-            self._forest.release(leaf, "replay_mismatch")
-            return
-        except SlotLost as lost:
-            log.warning("a branch of %s/%s is dropped: %s", self._task.env, self._task.id, lost)
-            self._forest.release(leaf, CAUSES[SlotLost])
-            return
-        self._counters["branch_wait_ms"] += round(1e3 * (waited - started))
-        self._counters["branch_restore_ms"] += round(1e3 * (time.monotonic() - waited))
-        if not first.same_as(fork.trace.last):
-            log.warning("a branch of %s/%s is dropped: restored to another state", self._task.env, self._task.id)
-            await slot.release()
-            self._counters["replay_mismatches"] += 1
-            self._forest.release(leaf, "replay_mismatch")
+            slot, first = await self._place(leaf, become)
+        except (ReplayMismatch, SlotLost) as error:
+            log.warning("a branch of %s/%s is dropped: %s", self._task.env, self._task.id, error)
+            unverified = isinstance(error, ReplayMismatch)
+            self._counters["replay_mismatches"] += unverified
+            self._forest.release(leaf, "replay_mismatch" if unverified else CAUSES[SlotLost])
             return
         self._counters["branches_verified"] += 1
-        await self._walk(_Walk(leaf, slot, fork.trace.copy()))
+        trace = fork.trace.copy()
+        # The child's first turn records what the child saw, so that the tree's record can be checked for it.
+        trace.steps[-1] = trace.steps[-1]._replace(observation=first)
+        await self._walk(_Walk(leaf, slot, trace))
+
+    async def _reproduce(self, slot: Slot, fork: _Fork) -> Observation:
+        """Copy or replay the state of a fork; raises ReplayMismatch where it is not reached."""
+        if not self._site.copies_itself:
+            first = await slot.replay(fork.trace, fork.actions)
+            self._counters["replayed_steps"] += len(fork.trace.actions)
+            return first
+        first, expected = await slot.restore(fork.snapshot), fork.trace.last
+        if not first.same_as(expected):
+            raise ReplayMismatch(self._task, len(fork.trace.actions), "restored state", expected.text, first.text)
+        return first
+
+    async def _place(self, leaf: LeafId, begin: Callable[[Slot], Awaitable[Observation]]) -> tuple[Slot, Observation]:
+        """A slot in the state that ``begin`` gives it, on another slot when the environment is lost on the way."""
+        while True:
+            slot = await self._site.acquire()
+            try:
+                return slot, await begin(slot)
+            except SlotLost as lost:
+                self._charge(leaf, lost)
+            except BaseException:  # cancelled, or not verified
+                slot.release()
+                raise
+
+    def _charge(self, leaf: LeafId, lost: SlotLost) -> None:
+        """Allow a leaf to go on after a lost environment; raises SlotLost when it lost too many itself."""
+        self._lost_slots[leaf] += lost.own
+        if self._lost_slots[leaf] > REBUILDS:
+            raise SlotLost(f"the environment was lost {self._lost_slots[leaf]} times, at last: {lost}") from lost
+        log.warning("%s/%s: %s; rebuilding the episode", self._task.env, self._task.id, lost)
 
     async def _walk(self, walk: _Walk) -> None:
         """Turn after turn until the episode ends."""
@@ -139,7 +163,7 @@ class Expansion:
         except tuple(CAUSES) as error:
             self._lose(walk.leaf, error)
         finally:
-            await walk.slot.release()
+            walk.slot.release()
 
     async def _turn(self, walk: _Walk) -> bool:
         """One turn; True when it was the leaf's last."""
@@ -150,9 +174,9 @@ class Expansion:
             past = [(node.turn.observation, node.turn.parsed.action) for node in path]
             prompt_ids = self._site.prompts.encode(observation, past)
         except PromptTooLong:
+            self._counters["prompt_too_long"] += 1
             if forest.state(leaf) is not LeafState.ACTIVE or not path:
                 raise
-            self._counters["prompt_too_long"] += 1
             forest.finish(leaf, "turn_limit", success=False)
             return True
         turn_key = f"{self._key}.{leaf}.{len(path)}"
@@ -195,10 +219,10 @@ class Expansion:
         try:
             snapshot = await walk.slot.snapshot() if self._site.copies_itself else None
             actions = None if self._site.copies_itself else await walk.slot.list_actions()
-        except SlotLost:
+        except SlotLost as lost:
             for child in children:
                 self._forest.release(child, CAUSES[SlotLost])
-            await self._rebuild(walk)
+            await self._rebuild(walk, lost)
             return
         fork = _Fork(walk.trace.copy(), snapshot, actions)
         for child in children:
@@ -217,17 +241,13 @@ class Expansion:
             try:
                 return await walk.slot.step(action)
             except SlotLost as lost:
-                log.warning("%s/%s: %s; rebuilding the episode", self._task.env, self._task.id, lost)
-                await self._rebuild(walk)
+                await self._rebuild(walk, lost)
 
-    async def _rebuild(self, walk: _Walk) -> None:
+    async def _rebuild(self, walk: _Walk, lost: SlotLost) -> None:
         """Bring the leaf's environment back on another slot by verified replay."""
-        walk.rebuilds += 1
-        if walk.rebuilds > REBUILDS:
-            raise SlotLost(f"the environment was lost {walk.rebuilds} times")
-        walk.slot = await self._site.acquire()
+        self._charge(walk.leaf, lost)
         try:
-            await walk.slot.replay(walk.trace, None)
+            walk.slot, _ = await self._place(walk.leaf, lambda slot: slot.replay(walk.trace, None))
         except ReplayMismatch as mismatch:
             self._counters["replay_mismatches"] += 1
             raise SlotLost(str(mismatch)) from mismatch

@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from asyncrl.algo.staleness import lags as lag_counts
 from asyncrl.config.run import RunConfig
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.rollout.coordinator import GroupSummary
-from asyncrl.rollout.coordinators import Expanded
+from asyncrl.rollout.coordinators import GRACE_S, Expanded
+from asyncrl.rollout.waits import bounded
 from asyncrl.runtime.admission import Admission
-from asyncrl.runtime.measure import batch_metrics, lag_counts
+from asyncrl.runtime.measure import batch_metrics, lag_metrics, spans_of
 from asyncrl.runtime.publish import check_publish, publish
 from asyncrl.runtime.sampler import TaskSampler
 from asyncrl.runtime.system import System
@@ -29,18 +31,13 @@ from asyncrl.types import Task
 
 log = logging.getLogger(__name__)
 
-LOST_IN_A_ROW = 20
+ATTEMPTS = 3
+"""How often a task is admitted before it is dropped with its cause."""
+LOST_IN_A_ROW = 50
 """Groups lost without a finished one between them before the run gives up."""
+GAP_MAX = 1e-2
 PROBES = 4
 """Turns whose log-probs are compared after a publish."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A completed group that waits to be trained."""
-
-    admitted_at: int
-    group: Expanded
 
 
 @dataclass(slots=True)
@@ -53,10 +50,14 @@ class Totals:
     leaves_max: int = 0
     branched_turns: int = 0
     lost: int = 0
+    """Groups lost to infrastructure; their tasks were admitted again."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Tasks that were given up, and why."""
     digests_checked: int = 0
     digest_mismatches: int = 0
     logprob_gap_max: float = 0.0
     lags: Counter[int] = field(default_factory=Counter)
+    """Turn samples by lag in versions."""
     counters: Counter[str] = field(default_factory=Counter)
 
 
@@ -81,14 +82,16 @@ class Loop:
         self._tracker, self._record, self._after_publish = tracker, record, after_publish
         self._learner = cast(LearnerGroup, system.learner)
         self._admission = Admission(config.runtime.groups_per_batch, config.runtime.max_lag)
-        self._wanted = config.runtime.updates * config.runtime.groups_per_batch
+        self._wanted = config.runtime.versions * config.runtime.groups_per_batch
         self._running: dict[int, int] = {}
-        self._ready: dict[int, Ready] = {}
+        self._ready: dict[int, tuple[int, Expanded]] = {}
         self._training = 0
         self._next_key = 0
         self._next_task = 0
-        self._again: list[Task] = []
+        self._again: deque[Task] = deque()
+        self._attempts: Counter[Task] = Counter()
         self._lost_in_a_row = 0
+        self._updates_at = {0: 0}
         self._changed = asyncio.Event()
         self.version = 0
         self.update = 0
@@ -96,7 +99,7 @@ class Loop:
 
     async def run(self) -> Totals:
         async with asyncio.TaskGroup() as self._expansions:
-            while self.version < self._config.runtime.updates:
+            while self.version < self._config.runtime.versions:
                 waiting = time.monotonic()
                 batch = await self._next_batch()
                 training = time.monotonic()
@@ -118,7 +121,7 @@ class Loop:
         trained = self.version * self._config.runtime.groups_per_batch
         while trained + outstanding < self._wanted and self._admission.may_admit(outstanding):
             if self._again:
-                task = self._again.pop()
+                task = self._again.popleft()
             else:
                 task = self._sampler.task(self._next_task)
                 self._next_task += 1
@@ -129,64 +132,84 @@ class Loop:
 
     async def _expand(self, task: Task, key: int) -> None:
         """Grow the task's forest; keep the group until it is trained, or admit the task again."""
-        cause = ""
+        cause, retry = "", True
         try:
             group = await self._system.coordinators.expand(task, key)
+            counters = group.summary.counters
             if group.summary.leaves < self._config.tree.roots:
-                cause = f"only {group.summary.leaves} of at least {self._config.tree.roots} leaves came to an end"
+                losses = {name: count for name, count in counters.items() if name.startswith("lost_") and count}
+                cause = f"only {group.summary.leaves} of at least {self._config.tree.roots} leaves ended: {losses}"
+                retry = not counters.get("lost_prompt_too_long")
+                self.totals.counters.update(counters)
         except Exception as error:
             cause = repr(error)
         admitted_at = self._running.pop(key)
         if cause:
-            self._lose(task, key, cause)
+            self._lose(task, key, cause, retry)
         else:
             self._lost_in_a_row = 0
-            self._ready[key] = Ready(admitted_at, group)
+            self._ready[key] = (admitted_at, group)
         self._admit()
         self._changed.set()
 
-    def _lose(self, task: Task, key: int, cause: str) -> None:
+    def _lose(self, task: Task, key: int, cause: str, retry: bool) -> None:
+        """Admit the task again, or give it up when that cannot help."""
         self.totals.lost += 1
+        self._attempts[task] += 1
         self._lost_in_a_row += 1
         if self._lost_in_a_row > LOST_IN_A_ROW:
             raise RuntimeError(f"{self._lost_in_a_row} groups in a row were lost; the last: {cause}")
-        log.warning("group %d (%s/%s) is lost and its task admitted again: %s", key, task.env, task.id, cause)
-        self._again.append(task)
+        if retry and self._attempts[task] < ATTEMPTS:
+            log.warning("group %d (%s/%s) is lost and its task admitted again: %s", key, task.env, task.id, cause)
+            self._again.append(task)
+        else:
+            log.error("task %s/%s is dropped: %s", task.env, task.id, cause)
+            self.totals.dropped[task.id] = cause
 
     async def _next_batch(self) -> list[Expanded]:
         """Wait until a batch can be trained without pushing another group past the lag bound."""
         while True:
             self._admit()
             self._changed.clear()
-            ready = [(key, waiting.admitted_at) for key, waiting in self._ready.items()]
+            ready = [(key, admitted_at) for key, (admitted_at, _) in self._ready.items()]
             keys = self._admission.choose(self.version, ready, self._running.values())
             if keys is not None:
-                return [self._ready.pop(key).group for key in keys]
-            async with asyncio.timeout(self._config.runtime.group_timeout_s):
+                return [self._ready.pop(key)[1] for key in keys]
+            limit = self._config.runtime.group_timeout_s + 2 * GRACE_S  # a group is lost before this runs out
+            async with bounded(limit, "waiting for a finished group", "runtime.group_timeout_s"):
                 await self._changed.wait()
 
     async def _train(self, batch: list[Expanded]) -> tuple[dict[str, float], Counter[int]]:
         """Update on the batch's turn samples; expansions go on meanwhile."""
         self._training = len(batch)
         learned = await self._learner.update([group.samples for group in batch])
-        self.update += int(learned.pop("updates"))
         summaries = [group.summary for group in batch]
-        lags = lag_counts(summaries, self.version)
+        spans = spans_of(summaries)
+        lags = lag_counts(spans, self.version)
+        metrics = batch_metrics(summaries) | lag_metrics(
+            summaries, lags, lag_counts(spans, self.update, self._updates_at), learned["updates"]
+        )
+        self.update += int(learned.pop("updates"))
         self._count(summaries, lags, learned)
         await self._record(self.version, self.update, [group.record for group in batch])
-        metrics = batch_metrics(summaries, lags, self._config)
         return metrics | {f"learner/{name}": value for name, value in learned.items()}, lags
 
     async def _publish(self, batch: list[Expanded]) -> dict[str, float]:
         """Give the generators the new weights under the next version, and prove that they have them."""
         metrics = await publish(self._system.fleet, self._learner, self.version + 1)
         self.version += 1
+        self._updates_at[self.version] = self.update
         self._training = 0  # only now: until the version moves, the batch still fills its place in the bound
         if self._config.runtime.check_publish:
             probes = [group.summary.probe for group in batch[:PROBES]]
             gap = await check_publish(self._system.fleet, self._learner, probes)
             self.totals.logprob_gap_max = max(self.totals.logprob_gap_max, gap["publish/logprob_gap"])
             metrics |= gap
+            if self._config.model.dtype == "float32" and gap["publish/logprob_gap"] > GAP_MAX:
+                raise RuntimeError(
+                    f"after publish {self.version} engine and learner log-probs differ by "
+                    f"{gap['publish/logprob_gap']:.2g} (at most {GAP_MAX} in float32): the engine serves other weights"
+                )
         self._admit()
         return metrics
 

@@ -1,24 +1,50 @@
-"""The numbers of a training batch, from group summaries alone. Lags come from the engine's own version spans."""
+"""The numbers of a training batch, from group summaries alone.
+
+Invariants: lags come from the engine's own version spans; measured lags and the formula's prediction stand side by side
+under names of their own.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-from asyncrl.config.run import RunConfig
+from asyncrl.algo.staleness import expected_lag, stale_share
 from asyncrl.rollout.coordinator import GroupSummary
 
 
-def lag_counts(summaries: Sequence[GroupSummary], version: int) -> Counter[int]:
-    """Turns by lag in versions: the version they are trained at minus the oldest that generated one of their tokens."""
-    lags: Counter[int] = Counter()
+def spans_of(summaries: Sequence[GroupSummary]) -> Counter[tuple[int, int]]:
+    """Turn samples of a batch by (first, last) version of their tokens."""
+    spans: Counter[tuple[int, int]] = Counter()
     for summary in summaries:
-        for (first, _), turns in summary.spans.items():
-            lags[version - first] += turns
-    return lags
+        spans.update(summary.spans)
+    return spans
 
 
-def batch_metrics(summaries: Sequence[GroupSummary], lags: Counter[int], config: RunConfig) -> dict[str, float]:
+def lag_metrics(
+    summaries: Sequence[GroupSummary], in_versions: Counter[int], in_updates: Counter[int], updates: float
+) -> dict[str, float]:
+    """Measured lag in versions and updates, beside the predicted one (in updates).
+
+    Args:
+        updates: optimizer steps the batch was trained in.
+    """
+    turns, leaves = in_versions.total(), sum(summary.leaves for summary in summaries)
+    path_turns = sum(summary.leaf_turns_mean * summary.leaves for summary in summaries) / leaves
+    expected = expected_lag(leaves, path_turns, turns / max(1.0, updates), leaves / len(summaries))
+    spreads = [max(last for _, last in s.spans) - min(first for first, _ in s.spans) for s in summaries]
+    return {
+        "lag/mean": sum(lag * count for lag, count in in_versions.items()) / turns,
+        "lag/max": max(in_versions),
+        "lag/updates_mean": sum(lag * count for lag, count in in_updates.items()) / turns,
+        "lag/updates_expected": expected,
+        "lag/stale_share": 1 - in_updates[0] / turns,
+        "lag/stale_share_expected": stale_share(expected),
+        "lag/version_spread_mean": sum(spreads) / len(spreads),
+    }
+
+
+def batch_metrics(summaries: Sequence[GroupSummary]) -> dict[str, float]:
     leaves = sum(summary.leaves for summary in summaries)
     turns = sum(summary.turns for summary in summaries)
     counters: Counter[str] = Counter()
@@ -37,9 +63,5 @@ def batch_metrics(summaries: Sequence[GroupSummary], lags: Counter[int], config:
         "rollout/tokens": sum(summary.tokens for summary in summaries),
         "rollout/prompt_tokens": sum(summary.prompt_tokens for summary in summaries),
         "rollout/group_s_mean": sum(summary.seconds for summary in summaries) / len(summaries),
-        "lag/mean": sum(lag * count for lag, count in lags.items()) / turns,
-        "lag/max": max(lags),
-        "lag/version_spread_mean": sum(s.version_last - s.version_first for s in summaries) / len(summaries),
     }
-    metrics |= {f"lag/share_{lag}": lags[lag] / turns for lag in range(config.runtime.max_lag + 1)}
     return metrics | {f"rollout/{name}": float(count) for name, count in counters.items()}

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -24,12 +25,12 @@ from asyncrl.env import find_env
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.rollout.coordinator import Coordinator
 from asyncrl.rollout.coordinators import Coordinators
-from asyncrl.rollout.pool import EnvPool
+from asyncrl.rollout.pool import WORKER_CPUS, EnvPool
+from asyncrl.rollout.waits import bounded
 
 log = logging.getLogger(__name__)
 
 END_TIMEOUT_S = 30
-WORKER_CPUS = 0.1
 
 ACTOR_ENV = {
     # Models are local folders: a loader that asks a hub would only stall.
@@ -49,7 +50,6 @@ UNWATCHED = {"task_events_report_interval_ms": 0, "enable_metrics_collection": F
 @dataclass(frozen=True, slots=True)
 class System:
     fleet: Fleet
-    pool: Any
     coordinators: Coordinators
     learner: LearnerGroup | None
 
@@ -67,11 +67,24 @@ async def cluster(config: RunConfig) -> AsyncIterator[None]:
             "_system_config": UNWATCHED,
         }
     ray.init(runtime_env={"env_vars": ACTOR_ENV}, logging_level=logging.ERROR, log_to_driver=True, **options)
+    cancel_on(signal.SIGTERM)  # Ray has just put a handler of its own there, which would skip the ways out below
     try:
         refuse_what_does_not_fit(config, ray.cluster_resources())
         yield
     finally:
         ray.shutdown()
+
+
+def cancel_on(number: int) -> None:
+    """Make a signal cancel the current task, once, so that everything started is ended on the way out."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+
+    def cancel() -> None:
+        loop.add_signal_handler(number, lambda: None)  # a second one must not cut the clean-up short
+        if task is not None:
+            task.cancel()
+
+    loop.add_signal_handler(number, cancel)
 
 
 def cpus_wanted(config: RunConfig) -> float:
@@ -105,7 +118,7 @@ async def system(config: RunConfig, model_path: str, learner: bool = True) -> As
             .remote(spec, config.env.workers, config.env.slots_per_worker)
         )
         ends.push_async_callback(_end, "environment pool", lambda: _closed(pool))
-        fleet = await Fleet.create(config.engine, model_path, config.model.dtype, config.runtime.seed)
+        fleet = Fleet.create(config.engine, model_path, config.model.dtype, config.runtime.seed)
         ends.push_async_callback(_end, "generators", fleet.shutdown)
         actor: Any = ray.remote(Coordinator)
         handles: list[Any] = [
@@ -128,12 +141,12 @@ async def system(config: RunConfig, model_path: str, learner: bool = True) -> As
             starting.append(group.start())
         await asyncio.gather(*starting)
         if group is not None:
-            await group.connect(fleet.handles)
-        yield System(fleet, pool, Coordinators(handles), group)
+            await group.connect(fleet.handles, config.engine.publish_timeout_s)
+        yield System(fleet, Coordinators(handles, config.runtime.group_timeout_s), group)
 
 
 async def _ready(actors: list[Any], timeout_s: float) -> None:
-    async with asyncio.timeout(timeout_s):
+    async with bounded(timeout_s, "starting coordinators and env workers", "engine.start_timeout_s"):
         await asyncio.gather(*(actor.ready.remote() for actor in actors))
 
 

@@ -1,13 +1,15 @@
-"""One reinforcement-learning run on a model folder: evaluate, loop, checkpoint, evaluate."""
+"""One reinforcement-learning run on a model folder: evaluate, loop, checkpoint, evaluate.
+
+Invariants: the test split is measured by the weights in the generators, before the first and after the last batch; the
+last version is always checkpointed.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -16,6 +18,7 @@ from asyncrl.config.run import RunConfig
 from asyncrl.env import find_env
 from asyncrl.evaluate.episodes import EvalReport, evaluate
 from asyncrl.learner.group import LearnerGroup
+from asyncrl.rollout.waits import bounded
 from asyncrl.runtime.checkpoints import Checkpoints
 from asyncrl.runtime.loop import Loop, Totals
 from asyncrl.runtime.recorder import Recorder
@@ -26,6 +29,8 @@ from asyncrl.track.rundir import RunDir
 from asyncrl.types import Task
 
 log = logging.getLogger(__name__)
+
+RECORD_TIMEOUT_S = 120
 
 
 async def train(config: RunConfig, model_path: str, run_dir: RunDir, tracker: Tracker) -> dict[str, Any]:
@@ -51,10 +56,11 @@ async def train(config: RunConfig, model_path: str, run_dir: RunDir, tracker: Tr
             return outcome
 
         async def record(version: int, update: int, records: Sequence[Any]) -> None:
-            await recorder.write.remote(version, update, *records)
+            async with bounded(RECORD_TIMEOUT_S, "writing trees.jsonl"):
+                await recorder.write.remote(version, update, *records)
 
         async def after_publish(version: int) -> None:
-            last = version == config.runtime.updates
+            last = version == config.runtime.versions
             if last or version % config.runtime.checkpoint_every == 0:
                 await checkpoints.save(learner, version)
             if config.runtime.eval_every and version % config.runtime.eval_every == 0 and not last:
@@ -65,8 +71,9 @@ async def train(config: RunConfig, model_path: str, run_dir: RunDir, tracker: Tr
         loop = Loop(config, parts, sampler, tracker, record, after_publish)
         totals = await loop.run()
         seconds["train"] = time.monotonic() - began
-        after = await test(loop.version) if config.runtime.updates else before
-        await recorder.close.remote()
+        after = await test(loop.version) if config.runtime.versions else before
+        async with bounded(RECORD_TIMEOUT_S, "closing trees.jsonl"):
+            await recorder.close.remote()
         engine = await parts.fleet.stats()
     return _summary(before, after, loop, totals, engine, seconds)
 
@@ -76,7 +83,8 @@ async def evaluate_split(config: RunConfig, parts: System) -> EvalReport:
     env_class = find_env(config.env.name, config.env.options).env_class()
     ids = env_class.tasks(config.env.test_split)[: config.eval.tasks]
     tasks = [Task(config.env.name, id, config.runtime.seed) for id in ids]
-    return await evaluate(parts.coordinators, tasks, config.eval.samples, _every_fifth)
+    at_once = config.env.workers * config.env.slots_per_worker
+    return await evaluate(parts.coordinators, tasks, at_once, config.eval.episodes, _every_fifth)
 
 
 def _every_fifth(done: int, total: int) -> None:
@@ -106,6 +114,7 @@ def _summary(
         "versions": loop.version,
         "groups": totals.groups,
         "groups_lost": totals.lost,
+        "tasks_dropped": totals.dropped,
         "turn_samples": totals.turn_samples,
         "tokens_generated": totals.tokens_generated,
         "lag_mean": sum(lag * count for lag, count in totals.lags.items()) / turns if turns else 0.0,
@@ -122,22 +131,3 @@ def _summary(
         "engine": engine,
         "seconds": seconds,
     }
-
-
-def cancel_on(signal_number: int) -> None:
-    """Make a signal cancel the current task, so that everything started is ended on the way out."""
-    task = asyncio.current_task()
-    if task is not None:
-        asyncio.get_running_loop().add_signal_handler(signal_number, task.cancel)
-
-
-def latest_checkpoint(run: Path) -> Path:
-    """Folder of the last complete checkpoint of a run.
-
-    Raises:
-        FileNotFoundError: the run has none.
-    """
-    found = sorted((run / "checkpoints").glob("version-*"))
-    if not found:
-        raise FileNotFoundError(f"{run}: no checkpoint; the run ended before its first one was complete")
-    return found[-1]

@@ -14,20 +14,15 @@ from asyncrl.types import Parsed
 
 Method = Literal["spark", "react"]
 
-TAGS: dict[Method, tuple[str, ...]] = {"spark": ("explore", "think"), "react": ("think",)}
-"""Method -> the tags that may hold its reasoning."""
-ALL_TAGS = ("think", "explore", "action")
 CJK = re.compile(r"[\u4e00-\u9fff]")
 """Both releases refuse responses in Chinese characters (a habit of the base models they train)."""
 PLACEHOLDER_CHARS = 30
 """ReAct executes the tail of a response without any action block; the environment refuses it."""
 
 
-def _block(tag: str) -> re.Pattern[str]:
-    return re.compile(rf"<{tag}>(.*?)</{tag}>", re.IGNORECASE | re.DOTALL)
-
-
-_BLOCKS = {tag: _block(tag) for tag in ALL_TAGS}
+_BLOCKS = {
+    tag: re.compile(rf"<{tag}>(.*?)</{tag}>", re.IGNORECASE | re.DOTALL) for tag in ("explore", "think", "action")
+}
 _REACT_STRICT = re.compile(r"^\s*<think>(.*?)</think>\s*<action>(.*?)</action>\s*$", re.IGNORECASE | re.DOTALL)
 _REACT_LOOSE = re.compile(r"<\s*action\s*>(.*?)</\s*action\s*>", re.IGNORECASE | re.DOTALL)
 _REACT_TAGS = ("<think>", "</think>", "<action>", "</action>")
@@ -45,7 +40,7 @@ def _parse_spark(text: str) -> Parsed:
     branching, in valid responses and others alike.
     """
     actions = list(_BLOCKS["action"].finditer(text))
-    reasons = [(tag, match) for tag in TAGS["spark"] for match in _BLOCKS[tag].finditer(text)]
+    reasons = [(tag, match) for tag in ("explore", "think") for match in _BLOCKS[tag].finditer(text)]
     single = len(reasons) == 1
     tag, reason = reasons[0] if single else ("", None)
     valid = (

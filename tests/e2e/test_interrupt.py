@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from tests.e2e.conftest import start, survivors, wait_for_no_survivor
 
 ENDLESS = [
-    "quickstart", "sft.trajectories=40", "sft.epochs=1", "eval.tasks=8", "runtime.updates=100000",
+    "quickstart", "sft.trajectories=40", "sft.epochs=1", "eval.tasks=8", "runtime.versions=100000",
     "runtime.groups_per_batch=4", "runtime.checkpoint_every=1", "runtime.eval_every=0",
 ]  # fmt: skip
 

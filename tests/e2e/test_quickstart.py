@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from asyncrl.ops.job import HEADLINE
 from asyncrl.tree.records import read
 from asyncrl.tree.recount import recount
 from tests.e2e.conftest import Run, finish
@@ -16,7 +17,7 @@ KEYS = {
     "success_coldstart", "success_final", "success_expert", "updates", "groups", "turn_samples", "tokens_generated",
     "lag_mean", "lag_max", "leaves_max", "branched_turn_share", "replay_mismatches", "seconds",
 }  # fmt: skip
-SHORT = ["sft.trajectories=150", "eval.tasks=40", "runtime.updates=4", "runtime.groups_per_batch=8"]
+SHORT = ["sft.trajectories=150", "eval.tasks=40", "runtime.versions=4", "runtime.groups_per_batch=8"]
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +46,11 @@ def test_an_independent_recount_of_the_trees_agrees(run: Run) -> None:
     assert counted.leaves_max == run.summary["leaves_max"] <= 8
     assert counted.branched_turn_share == pytest.approx(run.summary["branched_turn_share"])
     assert counted.children > 0
+
+
+def test_the_terminal_shows_metrics_that_exist(run: Run) -> None:
+    recorded = {name for line in (run.folder / "metrics.jsonl").read_text().splitlines() for name in json.loads(line)}
+    assert [name for name in HEADLINE if name not in recorded] == []
 
 
 def test_every_admitted_group_is_trained_once_and_plays_one_task(run: Run) -> None:

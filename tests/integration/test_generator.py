@@ -150,6 +150,31 @@ def test_requests_in_flight_are_kept_and_carry_both_versions(restored: Any, tiny
     assert any([span.version for span in answer.spans] == [version, version + 1] for answer in answers)
 
 
+def test_requests_without_a_token_at_a_publish_meet_no_older_keys(restored: Any, tiny_model: Path) -> None:
+    """Queued in the engine or come during the pause: what the new version alone answers, it prefilled alone."""
+    version = call(restored, "version")
+    model = perturbed(load(tiny_model), 3)
+    trainer = make_trainer("asyncrl_cpu", [restored], ModuleSource(model), rank=0, timeout_s=TIMEOUT_S)
+    prompts = [(*PROMPT, i) for i in range(3, 71)]
+    sampling = Sampling(1.0, 100)
+    requests = [restored.generate.remote(prompt, sampling, str(prompt[-1])) for prompt in prompts[:64]]
+    ray.wait(requests, num_returns=1, timeout=TIMEOUT_S)  # 16 run at once: most others wait, their prefix in the cache
+    call(restored, "pause")
+    try:
+        requests += [restored.generate.remote(prompt, sampling, str(prompt[-1])) for prompt in prompts[64:]]
+        trainer.send_weights()
+        call(restored, "update_weight_version", str(version + 1))
+    finally:
+        call(restored, "resume")
+    answers = ray.get(requests, timeout=TIMEOUT_S)
+    new = [i for i, answer in enumerate(answers) if answer.spans[0].version == version + 1]
+    assert len(new) >= 20
+    assert set(new) >= {64, 65, 66, 67}
+    for i in new:
+        theirs = expected(model, prompts[i] + answers[i].token_ids, len(prompts[i]))
+        np.testing.assert_allclose(answers[i].logprobs, theirs, atol=1e-3)
+
+
 def test_a_new_version_never_reuses_older_prefixes(restored: Any, tiny_model: Path) -> None:
     def cached() -> float:
         before = call(restored, "stats")["cached_prompt_tokens"]
@@ -195,12 +220,15 @@ def test_a_transfer_that_breaks_off_leaves_the_old_weights_serving(restored: Any
 def test_weights_that_do_not_load_fence_the_generator_until_a_whole_publish(restored: Any, tiny_model: Path) -> None:
     source, model = NamesUnknown(load(tiny_model)), perturbed(load(tiny_model), 2)
     requests = in_flight(restored)
+    call(restored, "pause")
+    requests.append(restored.generate.remote(PROMPT, Sampling(1.0, 8), "late"))
     with pytest.raises(RuntimeError, match="finish_weight_update failed in"):
         publish(restored, source, 99)
     with pytest.raises(RuntimeError, match="publish again"):
         sample(restored)
-    with pytest.raises(RuntimeError, match="publish again"):
-        ray.get(requests, timeout=TIMEOUT_S)
+    for request in requests:
+        with pytest.raises(RuntimeError, match="publish again"):
+            ray.get(request, timeout=TIMEOUT_S)
     publish(restored, ModuleSource(model), call(restored, "version") + 1)
     np.testing.assert_allclose(call(restored, "score", PROMPT, 1), expected(model, PROMPT, 1), atol=1e-3)
     assert sample(restored).token_ids
@@ -264,14 +292,14 @@ def gone_within(pids: list[int], seconds: float) -> bool:
     return not alive(pids)
 
 
-@pytest.mark.parametrize("end", ["shutdown", "kill -9"])
+@pytest.mark.parametrize("end", ["shutdown", "kill -9 actor", "kill -9 engine"])
 def test_a_fleet_leaves_no_process(ray_cluster: None, tiny_model: Path, end: str) -> None:
-    """Served through a fleet, then ended in order, or by killing the actor under a request."""
+    """Served through a fleet, then ended in order, or by killing the actor or its engine under a request."""
 
     async def main() -> None:
         config = EngineConfig(max_num_seqs=4, max_model_len=512, kv_cache_gib=0.05)
         before = set(engine_processes())
-        fleet = await Fleet.create(config, str(tiny_model), "float32", seed=0)
+        fleet = Fleet.create(config, str(tiny_model), "float32", seed=0)
         await fleet.start()
         engines = sorted(set(engine_processes()) - before)
         assert len(engines) == 1
@@ -283,9 +311,13 @@ def test_a_fleet_leaves_no_process(ray_cluster: None, tiny_model: Path, end: str
         else:
             late = asyncio.create_task(fleet.generate(PROMPT, Sampling(0.2, 400), key="0.0.1", near="0"))
             await asyncio.sleep(0.1)
-            os.kill(actor.pid, signal.SIGKILL)
-            with pytest.raises(GenerationFailed, match="dead"):
+            of_actor = end == "kill -9 actor"
+            os.kill(actor.pid if of_actor else engines[0], signal.SIGKILL)
+            cause = "The actor" if of_actor else "its engine process ended"
+            with pytest.raises(GenerationFailed, match=f"all 1 generators are dead; .*generator-0 died: {cause}"):
                 await late
+            assert (await fleet.stats()).get("requests") == (None if of_actor else 1)
+            await fleet.shutdown()
         assert gone_within([*engines, actor.pid], seconds=10)
 
     asyncio.run(main())

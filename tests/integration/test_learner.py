@@ -278,7 +278,7 @@ class Receiver:
 
 def test_sharded_weights_arrive_whole_at_every_generator(pair: LearnerGroup) -> None:
     receivers = [ray.remote(Receiver).remote() for _ in range(2)]
-    asyncio.run(pair.connect(receivers))
+    asyncio.run(pair.connect(receivers, 60))
     assert asyncio.run(pair.send_weights()) > 0
     expected = ask(pair, "weights")[1]
     for calls, received in ray.get([receiver.seen.remote() for receiver in receivers]):
@@ -292,7 +292,7 @@ def test_one_rank_steps_over_whole_groups_and_refuses_the_state_of_two(
     pair: LearnerGroup, model_path: str, tmp_path: Path
 ) -> None:
     asyncio.run(pair.save(str(tmp_path / "two")))
-    single = started(model_path, zero_stage=3, steps_per_batch=2, warmup_updates=4)
+    single = started(model_path, zero_stage=3, updates_per_batch=2, warmup_updates=4)
     figures = train(single, samples(3))
     assert figures["updates"] == 2
     assert figures["rows"] == 18
@@ -336,9 +336,9 @@ def test_cold_start_lowers_the_loss(model_path: str) -> None:
     rng = np.random.default_rng(2)
     rows = [(tuple(int(i) for i in rng.integers(1, VOCAB, size=6)), (5, 9, 2)) for _ in range(20)]
     seen: list[dict[str, float]] = []
-    steps = asyncio.run(train_sft(group, rows, SftConfig(epochs=4, batch_rows=8, lr=1e-2), seen.append))
-    assert steps == len(seen) == 4 * 3
-    assert seen[-1]["sft/epoch"] == 4
+    steps = asyncio.run(train_sft(group, rows, SftConfig(epochs=16, batch_rows=8, lr=1e-2), seen.append))
+    assert steps == len(seen) == 16 * 3
+    assert seen[-1]["sft/epoch"] == 16
     assert seen[0]["sft/loss"] == pytest.approx(np.log(VOCAB), rel=0.1)
     assert seen[-1]["sft/loss"] < 0.5 * seen[0]["sft/loss"]
     with pytest.raises(LearnerError, match="AlgoConfig"):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.algo.advantage import Paths, grpo, spark
+from asyncrl.config.algo import AlgoConfig
 
 STATISTICS, NORMALISE, PREFIX = ("steps", "trajectories"), ("mean_std", "mean"), ("duplicate", "mean")
 MODES = list(product(STATISTICS, NORMALISE, PREFIX))
@@ -19,6 +20,10 @@ def paths(parent, end, returns, valid=None):
         np.array(returns, dtype=float),
         np.ones(len(parent), dtype=bool) if valid is None else np.array(valid, dtype=bool),
     )
+
+
+def algo(statistics="steps", normalise="mean_std", prefix="duplicate", penalty=0.1):
+    return AlgoConfig(statistics=statistics, normalise=normalise, prefix=prefix, invalid_penalty=penalty)
 
 
 def oracle(parent, end, returns, valid, statistics, normalise, prefix, penalty):
@@ -68,7 +73,7 @@ def random_trees(draw):
 @given(random_trees(), st.sampled_from(MODES), st.sampled_from([0.0, 0.1, 1.0]))
 def test_agrees_with_the_definition_row_by_row(tree, mode, penalty):
     expected = oracle(*tree, *mode, penalty)
-    got = spark(paths(*tree), *mode, penalty)
+    got = spark(paths(*tree), algo(*mode, penalty))
     for i, (positive, negative, copies) in enumerate(expected):
         assert got.positive[i] == pytest.approx(positive, abs=1e-6)
         assert got.negative[i] == pytest.approx(negative, abs=1e-6)
@@ -82,7 +87,7 @@ SHARED = ([-1, 0, 0, -1], [1, 2, 3], [10.0, 0.0, 0.0], [True, True, True, False]
 
 def test_shared_prefix_by_hand_duplicated():
     # Rows 10, 10, 0, 0, -0.1: mean 3.98, variance 120.808 / 4, std 5.495635.
-    got = spark(paths(*SHARED), "steps", "mean_std", "duplicate", 0.1)
+    got = spark(paths(*SHARED), algo())
     np.testing.assert_allclose(got.positive, [1.095414, 1.095414, 0, 0], atol=1e-6)
     np.testing.assert_allclose(got.negative, [-0.724211, 0, -0.724211, -0.742407], atol=1e-6)
     assert got.copies.tolist() == [2, 1, 1, 1]
@@ -90,7 +95,7 @@ def test_shared_prefix_by_hand_duplicated():
 
 def test_shared_prefix_by_hand_with_the_mean():
     # Rows 5, 10, 0, -0.1: mean 3.725, variance 69.5075 / 3, std 4.813436.
-    got = spark(paths(*SHARED), "steps", "mean_std", "mean", 0.1)
+    got = spark(paths(*SHARED), algo(prefix="mean"))
     np.testing.assert_allclose(got.positive, [0.264883, 1.303642, 0, 0], atol=1e-6)
     np.testing.assert_allclose(got.negative, [0, 0, -0.773875, -0.794651], atol=1e-6)
     assert got.copies.tolist() == [1, 1, 1, 1]
@@ -98,7 +103,7 @@ def test_shared_prefix_by_hand_with_the_mean():
 
 def test_trajectory_statistics_by_hand():
     # Returns 10, 0, 0: mean 10/3, std 5.773503; the penalty shows in the row, not in the statistics.
-    got = spark(paths(*SHARED), "trajectories", "mean_std", "duplicate", 0.1)
+    got = spark(paths(*SHARED), algo("trajectories"))
     np.testing.assert_allclose(got.positive, [1.154700, 1.154700, 0, 0], atol=1e-6)
     np.testing.assert_allclose(got.negative, [-0.577350, 0, -0.577350, -0.594671], atol=1e-6)
 
@@ -124,14 +129,12 @@ def test_deduplicated_clipped_loss_equals_that_of_the_copies(tree, statistics, n
             chain_parent.append(-1 if depth == 0 else len(chain_parent) - 1)
             chain_of.append(turn)
         chain_end.append(len(chain_parent) - 1)
-    copies = grpo(
-        paths(chain_parent, chain_end, returns, [valid[t] for t in chain_of]), statistics, normalise, "duplicate", 0.1
-    )
+    copies = grpo(paths(chain_parent, chain_end, returns, [valid[t] for t in chain_of]), algo(statistics, normalise))
     of_copies = sum(
         clipped(positive + negative, ratios[turn])
         for turn, positive, negative in zip(chain_of, copies.positive, copies.negative, strict=True)
     )
-    got = spark(paths(*tree), statistics, normalise, "duplicate", 0.1)
+    got = spark(paths(*tree), algo(statistics, normalise))
     deduplicated = sum(
         -positive * min(r, high) + abs(negative) * min(max(r, low), dual)
         for r, positive, negative in zip(ratios, got.positive, got.negative, strict=True)
@@ -144,32 +147,32 @@ def test_deduplicated_clipped_loss_equals_that_of_the_copies(tree, statistics, n
 @pytest.mark.parametrize("value", [0.0, 10.0, 0.1])
 def test_equal_scores_give_no_advantage_at_all(mode, value):
     tree = paths([-1, 0, 0, -1, 3, 4], [1, 2, 5], [value] * 3)
-    got = spark(tree, *mode, 0.1)
+    got = spark(tree, algo(*mode))
     assert not got.positive.any()
     assert not got.negative.any()
 
 
 def test_float_noise_is_not_divided_by_float_noise():
     noisy = [0.1 + 0.2, 0.3, 0.3 + 1e-16]
-    got = spark(paths([-1, -1, -1], [0, 1, 2], noisy), "steps", "mean_std", "duplicate", 0.1)
+    got = spark(paths([-1, -1, -1], [0, 1, 2], noisy), algo())
     assert not got.positive.any()
     assert not got.negative.any()
 
 
 def test_a_penalty_amid_equal_returns_is_not_blown_up_by_trajectory_statistics():
-    got = spark(paths([-1, -1], [0, 1], [0.0, 0.0], [True, False]), "trajectories", "mean_std", "duplicate", 0.1)
+    got = spark(paths([-1, -1], [0, 1], [0.0, 0.0], [True, False]), algo("trajectories"))
     assert got.negative[1] == pytest.approx(-0.1, abs=1e-6)
 
 
 @pytest.mark.parametrize("statistics", STATISTICS)
 def test_a_single_row_keeps_its_score(statistics):
-    got = spark(paths([-1], [0], [10.0]), statistics, "mean_std", "duplicate", 0.1)
+    got = spark(paths([-1], [0], [10.0]), algo(statistics))
     assert got.positive[0] == pytest.approx(10.0 / (1 + 1e-6))
 
 
 def test_grpo_refuses_a_branched_group():
     with pytest.raises(ValueError, match=r"tree\.criterion=none"):
-        grpo(paths(*SHARED), "steps", "mean_std", "duplicate", 0.1)
+        grpo(paths(*SHARED), algo())
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,13 @@ def test_dump_round_trips(tmp_path: Path) -> None:
         ("treee.roots=8", ["treee", "unknown key", "did you mean 'tree'"]),
         ("tree.leaves=2", ["tree", "N = 2", "M = 4"]),
         ("tree.branch=0", ["tree.branch", "greater than or equal to 1", "got 0"]),
-        ("sampling.temperature=0", ["sampling.temperature is 0", "siblings would be identical"]),
+        ("sampling.temperature=0", ["sampling.temperature", "must be greater than 0", "got 0"]),
+        ("algo.advantage=grpo", ["algo.advantage=grpo", "tree.criterion=explore", "tree.criterion=none"]),
+        ("model.tiny={hidden: 128, heads: 3}", ["model.tiny", "hidden (128)", "multiple of heads (3)"]),
+        ("model.tiny={hidden: 128, heads: 4, kv_heads: 3}", ["model.tiny", "heads of kv_heads (3)"]),
+        ("model.tiny={hidden: 96, heads: 4}", ["model.tiny", "96 / 4 = 24", "32, 64, 80"]),
+        ("engine.gpus=0.5", ["engine.gpus=0.5 and learner.gpus=0", "both between 0 and 1"]),
+        ("learner.gpus=0.5", ["engine.gpus=0 and learner.gpus=0.5", "both between 0 and 1"]),
         ("track.wandb=onlin", ["track.wandb", "'online'", "got 'onlin'", "did you mean 'online'?"]),
         ("tree=3", ["tree", "expected a section", "roots", "got 3"]),
         ("tree.roots=many", ["tree.roots", "must be a valid integer", "got 'many'"]),
@@ -99,6 +105,19 @@ def test_dump_round_trips(tmp_path: Path) -> None:
 def test_a_bad_value_names_path_given_and_allowed(tmp_path: Path, override: str, parts: list[str]) -> None:
     message = problem(tmp_path, BASE, override)
     assert [part for part in parts if part not in message] == [], message
+
+
+def test_grpo_on_chains_and_one_shared_gpu_are_fine(tmp_path: Path) -> None:
+    path = write(tmp_path, "c.yaml", BASE)
+    assert load(path, ["algo.advantage=grpo", "tree.criterion=none"]).algo.advantage == "grpo"
+    assert load(path, ["engine.gpus=0.3", "engine.generators=2", "learner.gpus=0.4"]).engine.gpus == 0.3
+
+
+@pytest.mark.parametrize("gpus", [("1", "1"), ("0.5", "1"), ("0.6", "0.5")])
+def test_gpus_of_their_own_are_refused(tmp_path: Path, gpus: tuple[str, str]) -> None:
+    message = problem(tmp_path, BASE, f"engine.gpus={gpus[0]}", f"learner.gpus={gpus[1]}")
+    assert f"engine.gpus={gpus[0]} and learner.gpus={gpus[1]}" in message
+    assert "NCCL" in message
 
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -14,8 +15,9 @@ from asyncrl.config.run import RunConfig
 from asyncrl.config.tree import TreeConfig
 from asyncrl.engine.fleet import GenerationFailed
 from asyncrl.env import Env, Trace, replay
-from asyncrl.rollout.expansion import Expansion, Site
+from asyncrl.rollout.expansion import REBUILDS, Expansion, Site
 from asyncrl.rollout.slot import SlotLost
+from asyncrl.text.prompt import PromptTooLong
 from asyncrl.tree.criteria import make_criterion
 from asyncrl.tree.forest import Forest
 from asyncrl.types import Generation, Group, Observation, Sampling, Step, Task, VersionSpan, token_digest
@@ -72,43 +74,70 @@ class Drifting(Counter):
         return super().reset(task)
 
 
-class LocalSlot:
-    """A slot without an actor; fails its first ``failures`` steps."""
+class Tracked(Counter):
+    """Every state that was restored is marked where only a record can tell."""
 
-    def __init__(self, env: Env, failures: list[int]) -> None:
+    def restore(self, snapshot: str) -> Observation:
+        return replace(super().restore(snapshot), anchor="restored")
+
+
+class LocalSlot:
+    """A slot without an actor; each method fails as often as ``failures`` says."""
+
+    own = True
+
+    def __init__(self, env: Env, failures: dict[str, int]) -> None:
         self.env, self._failures = env, failures
         self.released = False
 
+    async def _perhaps_fail(self, method: str) -> None:
+        await asyncio.sleep(0)
+        if self._failures.get(method, 0) > 0:
+            self._failures[method] -= 1
+            self.released = True  # a lost slot needs no release
+            raise SlotLost("the worker died", own=self.own)
+
     async def reset(self, task: Task) -> Observation:
+        await self._perhaps_fail("reset")
         return self.env.reset(task)
 
     async def step(self, action: str) -> Step:
-        await asyncio.sleep(0)
-        if self._failures[0] > 0:
-            self._failures[0] -= 1
-            raise SlotLost("the worker died")
+        await self._perhaps_fail("step")
         return self.env.step(action)
 
     async def snapshot(self) -> Any:
         return self.env.snapshot()
 
     async def restore(self, snapshot: Any) -> Observation:
+        await self._perhaps_fail("restore")
         return self.env.restore(snapshot)
 
     async def list_actions(self) -> tuple[str, ...] | None:
         return self.env.list_actions()
 
     async def replay(self, trace: Trace, actions_at_fork: tuple[str, ...] | None) -> Observation:
+        await self._perhaps_fail("replay")
         return replay(self.env, trace, actions_at_fork)
 
-    async def release(self) -> None:
+    def release(self) -> None:
         self.released = True
+
+
+class Neighbours(LocalSlot):
+    """A slot whose worker others bring down."""
+
+    own = False
 
 
 class Prompts:
     """Ids are the length of the history; a response id is 2 * letter + (1 if it explores)."""
 
+    def __init__(self, longest: int = 100) -> None:
+        self._longest = longest
+
     def encode(self, observation: Observation, history: Sequence[tuple[Observation, str]]) -> list[int]:
+        if len(history) >= self._longest:
+            raise PromptTooLong("the prompt is too long")
         return [1 + len(history)]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -132,25 +161,29 @@ class Policy:
         return Generation((token,), (-0.5,), (VersionSpan(0, 0, 1),), "stop", token_digest([token]))
 
 
-def grow(
-    env: type[Env] = Counter, limit: int = 5, p: float = 0.5, copies: bool = True, seed: int = 0, failures: int = 0,
-    fails: int = 0, tree: TreeConfig | None = None,
-) -> tuple[Group, list[LocalSlot]]:  # fmt: skip
-    tree = tree or TreeConfig(roots=2, branch=2, leaves=6)
+def expansion_of(
+    env: type[Env] = Counter, limit: int = 5, p: float = 0.5, copies: bool = True, seed: int = 0, fails: int = 0,
+    failures: dict[str, int] | None = None, slot: type[LocalSlot] = LocalSlot, longest: int = 100,
+) -> tuple[Expansion, list[LocalSlot]]:  # fmt: skip
+    tree = TreeConfig(roots=2, branch=2, leaves=6)
     slots: list[LocalSlot] = []
-    left = [failures]
+    left = dict(failures or {})
 
     async def acquire() -> Any:
-        slots.append(LocalSlot(env(limit=limit) if issubclass(env, Counter) else env(), left))
+        slots.append(slot(env(limit=limit) if issubclass(env, Counter) else env(), left))
         return slots[-1]
 
     config = RunConfig(env=EnvConfig(name="counter"), tree=tree)
     policy: Any = Policy(p, seed, fails)
-    prompts: Any = Prompts()
+    prompts: Any = Prompts(longest)
     site = Site(config, policy, acquire, prompts, copies_itself=copies, max_turns=20)
     rng = random.Random(seed)
     forest = Forest(TASK, 0, tree, rng)
-    expansion = Expansion(site, TASK, 0, forest, make_criterion(tree, rng), Sampling(1.0, 8))
+    return Expansion(site, TASK, 0, forest, make_criterion(tree, rng), Sampling(1.0, 8)), slots
+
+
+def grow(**options: Any) -> tuple[Group, list[LocalSlot]]:
+    expansion, slots = expansion_of(**options)
     return asyncio.run(expansion.grow()), slots
 
 
@@ -195,14 +228,14 @@ def test_children_that_cannot_be_verified_are_dropped_and_counted() -> None:
 
 
 def test_a_dead_worker_is_rebuilt_by_replay_and_never_scored_zero() -> None:
-    group, _ = grow(p=0.0, failures=3)
+    group, _ = grow(p=0.0, failures={"step": 3})
     assert group.counters["rebuilds"] == 3
     assert len(group.leaves) == 2
     assert all(leaf.success for leaf in group.leaves)
 
 
 def test_a_leaf_whose_environment_cannot_be_kept_is_lost_not_scored() -> None:
-    group, slots = grow(p=0.0, failures=10**9)
+    group, slots = grow(p=0.0, failures={"step": 10**9})
     assert group.leaves == []
     assert group.counters["lost_env_worker"] == 2
     assert len(slots) < 20
@@ -213,3 +246,72 @@ def test_failing_generations_lose_leaves_and_give_back_children() -> None:
     assert all(leaf.success for leaf in group.leaves)
     assert group.counters["lost"] + group.counters["discarded"] > 0
     assert len(group.leaves) <= 6
+
+
+def test_a_neighbours_failures_are_not_charged() -> None:
+    group, slots = grow(p=0.0, failures={"step": 20 * REBUILDS}, slot=Neighbours)
+    assert group.counters["rebuilds"] == 20 * REBUILDS
+    assert len(group.leaves) == 2 and all(leaf.success for leaf in group.leaves)
+    assert all(slot.released for slot in slots)
+
+
+def test_a_root_begins_elsewhere_when_its_worker_is_lost_in_reset() -> None:
+    group, slots = grow(p=0.0, failures={"reset": REBUILDS})
+    assert len(group.leaves) == 2 and group.counters["lost"] == 0
+    group, slots = grow(p=0.0, failures={"reset": 10**9})
+    assert group.leaves == [] and group.counters["lost_env_worker"] == 2
+    assert len(slots) == 2 * (REBUILDS + 1)
+
+
+@pytest.mark.parametrize(("copies", "method"), [(True, "restore"), (False, "replay")])
+def test_a_child_begins_elsewhere_when_its_worker_is_lost(copies: bool, method: str) -> None:
+    group, _ = grow(p=1.0, limit=8, copies=copies, failures={method: REBUILDS})
+    assert len(group.leaves) == 6 and group.counters["branches_verified"] == 4
+    group, slots = grow(p=1.0, limit=8, copies=copies, failures={method: 10**9})
+    assert len(group.leaves) == 2
+    assert group.counters["discarded_env_worker"] == group.counters["discarded"] > 0
+    assert all(slot.released for slot in slots)
+
+
+def test_a_childs_first_turn_records_what_the_child_saw() -> None:
+    group, _ = grow(env=Tracked, p=1.0, limit=8)
+    restored = [node for node in group.nodes if node.turn.observation.anchor == "restored"]
+    assert len(restored) == group.counters["branches_verified"] == 4
+    siblings = [{node.parent for node in group.nodes if node is not child} for child in restored]
+    assert all(child.parent in parents for child, parents in zip(restored, siblings, strict=True))
+
+
+@pytest.mark.parametrize("method", ["reset", "restore", "replay", "step"])
+def test_cancellation_gives_every_slot_back(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group's time limit strikes while some slot is within ``method``."""
+
+    async def main() -> list[LocalSlot]:
+        expansion, slots = expansion_of(p=1.0, limit=8, copies=method != "replay")
+        entered = asyncio.Event()
+
+        async def hang(*_: Any) -> None:
+            entered.set()
+            await asyncio.sleep(10)
+
+        monkeypatch.setattr(LocalSlot, method, hang)
+        growing = asyncio.create_task(expansion.grow())
+        await asyncio.wait_for(entered.wait(), 5)
+        growing.cancel()
+        await asyncio.gather(growing, return_exceptions=True)
+        return slots
+
+    slots = asyncio.run(main())
+    assert slots and all(slot.released for slot in slots)
+
+
+def test_a_first_prompt_that_is_too_long_is_counted_as_the_tasks_own() -> None:
+    group, slots = grow(longest=0)
+    assert group.leaves == []
+    assert group.counters["lost_prompt_too_long"] == group.counters["prompt_too_long"] == group.counters["lost"] == 2
+    assert all(slot.released for slot in slots)
+
+
+def test_a_later_prompt_that_is_too_long_ends_the_episode() -> None:
+    group, _ = grow(p=0.0, longest=3)
+    assert [leaf.end for leaf in group.leaves] == ["turn_limit"] * 2
+    assert (group.counters["prompt_too_long"], group.counters["lost_prompt_too_long"]) == (2, 0)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from asyncrl.config.engine import EngineConfig
-from asyncrl.engine.fleet import Fleet, GenerationFailed
+from asyncrl.engine.base import EngineDied
+from asyncrl.engine.fleet import Fleet, GenerationFailed, GeneratorDied
 from asyncrl.engine.scripted import ScriptedEngine
 from asyncrl.types import Sampling
 
@@ -63,19 +64,24 @@ def test_siblings_share_a_generator_and_groups_spread() -> None:
     assert all(count == 3 for groups in served for count in groups.values())
 
 
-def test_a_dead_generator_is_routed_around_until_none_is_left() -> None:
+ACTOR_DIED = ActorDiedError()
+ENGINE_DIED = RayTaskError("generate", "", EngineDied("its engine process ended (turn b)")).as_instanceof_cause()
+
+
+@pytest.mark.parametrize(("death", "cause"), [(ACTOR_DIED, "The actor"), (ENGINE_DIED, "its engine process ended")])
+def test_a_dead_generator_is_routed_around_until_none_is_left(death: Exception, cause: str) -> None:
     handles = [Handle(), Handle()]
 
     async def main() -> None:
         fleet = Fleet(handles, CONFIG)
         for i in range(10):
             await fleet.generate([1], SAMPLING, key=f"a{i}", near=str(i))
-        handles[0].failure = ActorDiedError()
+        handles[0].failure = death
         for i in range(10):
             await fleet.generate([1], SAMPLING, key=f"b{i}", near=str(i))
         assert {f"b{i}" for i in range(10)} <= set(handles[1].keys)
-        handles[1].failure = ActorDiedError()
-        with pytest.raises(GenerationFailed, match="all 2 generators are dead"):
+        handles[1].failure = death
+        with pytest.raises(GenerationFailed, match=f"all 2 generators are dead; the last: generator-1 died: {cause}"):
             await fleet.generate([1], SAMPLING, key="c", near="0")
 
     asyncio.run(main())
@@ -111,6 +117,30 @@ def test_broadcasts_reach_all_and_counters_sum() -> None:
 
 def test_a_failed_broadcast_names_the_generator() -> None:
     handles = [Handle(), Handle()]
-    handles[1].failure = ActorDiedError()
-    with pytest.raises(RuntimeError, match="generator-1: pause failed"):
+    handles[1].failure = TimeoutError("pause took longer than 120 s")
+    with pytest.raises(RuntimeError, match="generator-1: pause failed: pause took longer"):
         asyncio.run(Fleet(handles, CONFIG).pause())
+
+
+@pytest.mark.parametrize("method", ["pause", "resume", "versions"])
+def test_a_broadcast_says_that_a_generator_died_and_what_to_do(method: str) -> None:
+    handles = [Handle(), Handle()]
+    handles[1].failure = ActorDiedError()
+    with pytest.raises(GeneratorDied, match=r"^generator-1 died: .*Ray's session logs.*start the run again$"):
+        asyncio.run(getattr(Fleet(handles, CONFIG), method)())
+
+
+def test_counters_survive_a_death() -> None:
+    handles = [Handle(), Handle()]
+
+    async def main() -> tuple[dict[str, float], dict[str, float]]:
+        fleet = Fleet(handles, CONFIG)
+        await asyncio.gather(*(fleet.generate([1, 2], SAMPLING, key=str(i)) for i in range(6)))
+        handles[0].failure = ActorDiedError()
+        some = await fleet.stats()
+        handles[1].failure = ActorDiedError()
+        return some, await fleet.stats()
+
+    some, none = asyncio.run(main())
+    assert some["requests"] == len(handles[1].keys) == 3
+    assert none == {}

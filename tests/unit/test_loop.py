@@ -16,7 +16,7 @@ from asyncrl.config.runtime import RuntimeConfig
 from asyncrl.config.tree import TreeConfig
 from asyncrl.rollout.coordinator import GroupSummary
 from asyncrl.rollout.coordinators import Expanded
-from asyncrl.runtime.loop import LOST_IN_A_ROW, Loop
+from asyncrl.runtime.loop import ATTEMPTS, LOST_IN_A_ROW, Loop
 from asyncrl.runtime.sampler import TaskSampler
 from asyncrl.runtime.system import System
 from asyncrl.track.base import Tracker
@@ -29,6 +29,7 @@ class World:
     def __init__(self, seed: int, loss_share: float = 0.0, leaves: int = 2) -> None:
         self.rng = random.Random(seed)
         self.loss_share, self.leaves = loss_share, leaves
+        self.hopeless: dict[str, str] = {}
         self.served = 0
         self.paused = False
         self.trained: list[int] = []
@@ -48,7 +49,9 @@ class World:
         self.expanding -= 1
         if self.rng.random() < self.loss_share:
             raise ConnectionError("the node vanished")
-        return Expanded(summary(key, task, first, self.served, self.leaves), [key], {"key": key})
+        if task.id in self.hopeless:
+            return Expanded(summary(first, self.served, 0, {"lost": 2, self.hopeless[task.id]: 2}), [], {})
+        return Expanded(summary(first, self.served, self.leaves, {"triggers": 1}), [key], {"key": key})
 
     # Learner
     async def update(self, batch: Sequence[Any]) -> dict[str, float]:
@@ -78,11 +81,11 @@ class World:
         return [[[-1.0 - 1e-4] for _ in probes]]
 
 
-def summary(key: int, task: Task, first: int, last: int, leaves: int) -> GroupSummary:
+def summary(first: int, last: int, leaves: int, counters: dict[str, int]) -> GroupSummary:
     return GroupSummary(
-        key=key, task=task, leaves=leaves, successes=1, turns=3, valid_turns=3, exploring_turns=1, branched_turns=1,
-        reward_mean=0.5, leaf_turns_mean=2.0, tokens=30, prompt_tokens=90, version_first=first, version_last=last,
-        spans={(first, last): 3}, counters={"triggers": 1}, seconds=0.1, probe=((1, 2), 1),
+        leaves=leaves, successes=1, turns=3, valid_turns=3, exploring_turns=1, branched_turns=1,
+        leaf_turns_mean=2.0, tokens=30, prompt_tokens=90,
+        spans={(first, last): 3}, counters=counters, seconds=0.1, probe=((1, 2), 1),
     )  # fmt: skip
 
 
@@ -90,10 +93,10 @@ def run(world: World, updates: int = 6, groups: int = 3, max_lag: int = 2) -> tu
     config = RunConfig(
         env=EnvConfig(name="pantry"),
         tree=TreeConfig(roots=2, leaves=4),
-        runtime=RuntimeConfig(updates=updates, groups_per_batch=groups, max_lag=max_lag),
+        runtime=RuntimeConfig(versions=updates, groups_per_batch=groups, max_lag=max_lag),
     )
     parts: Any = world
-    system = System(parts, None, parts, parts)
+    system = System(parts, parts, parts)
     recorded: list[tuple[int, int, Any]] = []
 
     async def record(version: int, update: int, records: Sequence[Any]) -> None:
@@ -147,8 +150,35 @@ def test_a_group_short_of_leaves_is_not_trained() -> None:
     world = World(0, leaves=1)
     with pytest.raises(ExceptionGroup) as caught:
         run(world)
-    assert "leaves came to an end" in str(caught.value.exceptions[0])
+    assert "of at least 2 leaves ended" in str(caught.value.exceptions[0])
     assert world.trained == []
+
+
+@pytest.mark.parametrize(("cause", "losses"), [("lost_env_worker", ATTEMPTS), ("lost_prompt_too_long", 1)])
+def test_a_task_that_can_never_end_is_dropped_and_the_run_goes_on(cause: str, losses: int) -> None:
+    world = World(0)
+    world.hopeless = {"3": cause}
+    loop, recorded = run(world)
+    assert sum(len(records) for _, _, records in recorded) == 18
+    assert list(loop.totals.dropped) == ["3"]
+    assert cause in loop.totals.dropped["3"]
+    assert loop.totals.lost >= losses  # the task comes again in a later pass, and is then tried once
+    assert loop.totals.counters[cause] == 2 * loop.totals.lost
+
+
+def test_engine_and_learner_that_disagree_after_a_publish_end_the_run() -> None:
+    class Stale(World):
+        async def score_everywhere(self, probes: Sequence[Any]) -> list[list[list[float]]]:
+            return [[[-3.0] for _ in probes]]
+
+    with pytest.raises(ExceptionGroup) as caught:
+        run(Stale(0))
+    assert "the engine serves other weights" in str(caught.value.exceptions[0])
+
+
+def test_lag_is_measured_in_versions_and_in_updates() -> None:
+    loop, _ = run(World(2), max_lag=2)
+    assert loop.update == loop.version == 6
 
 
 def test_a_run_that_only_loses_groups_gives_up_and_says_why() -> None:

@@ -1,13 +1,15 @@
 """The deduplicated loss against the copies it stands for, computed one by one."""
 
+import dataclasses
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.algo.loss import PolicyTokens, cross_entropy, k3, policy_loss
+from asyncrl.algo.loss import Columns, cross_entropy, k3, policy_loss
 from asyncrl.config.algo import AlgoConfig
 
 finite = {"allow_nan": False, "allow_infinity": False}
@@ -22,16 +24,25 @@ token = st.fixed_dictionaries(
 )
 
 
-def tensors(tokens: list[dict]) -> PolicyTokens:
+class Tokens(NamedTuple):
+    columns: Columns
+    logprobs: torch.Tensor
+    entropy: torch.Tensor
+    reference: torch.Tensor
+
+
+def tensors(tokens: list[dict]) -> Tokens:
     def column(values: list[float], grad: bool = False) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float64, requires_grad=grad)
 
-    return PolicyTokens(
+    return Tokens(
+        Columns(
+            behaviour=column([t["behaviour"] for t in tokens]),
+            advantage_pos=column([sum(max(a, 0) for a in t["advantages"]) for t in tokens]),
+            advantage_neg=column([sum(min(a, 0) for a in t["advantages"]) for t in tokens]),
+            copies=column([len(t["advantages"]) for t in tokens]),
+        ),
         logprobs=column([t["logprob"] for t in tokens], grad=True),
-        behaviour=column([t["behaviour"] for t in tokens]),
-        advantage_pos=column([sum(max(a, 0) for a in t["advantages"]) for t in tokens]),
-        advantage_neg=column([sum(min(a, 0) for a in t["advantages"]) for t in tokens]),
-        copies=column([len(t["advantages"]) for t in tokens]),
         entropy=column([t["entropy"] for t in tokens], grad=True),
         reference=column([t["reference"] for t in tokens]),
     )
@@ -72,7 +83,7 @@ def test_equals_the_loss_of_the_copies(tokens: list[dict], low: float, high: flo
     algo = AlgoConfig(clip_low=low, clip_high=high, dual_clip=ceiling, kl_coef=0.3, entropy_coef=0.2)
     tokens = [t for t in tokens if not on_a_kink(t, algo)]
     ours = tensors(tokens)
-    part = policy_loss(ours, algo)
+    part = policy_loss(*ours, algo)
     part.total.backward()
 
     oracle = tensors(tokens)
@@ -92,8 +103,8 @@ def test_equals_the_loss_of_the_copies(tokens: list[dict], low: float, high: flo
 def test_any_split_adds_up(tokens: list[dict], data: st.DataObject) -> None:
     algo = AlgoConfig(kl_coef=0.1, entropy_coef=0.1)
     cut = data.draw(st.integers(0, len(tokens)))
-    whole = policy_loss(tensors(tokens), algo)
-    parts = [policy_loss(tensors(tokens[:cut]), algo), policy_loss(tensors(tokens[cut:]), algo)]
+    whole = policy_loss(*tensors(tokens), algo)
+    parts = [policy_loss(*tensors(tokens[:cut]), algo), policy_loss(*tensors(tokens[cut:]), algo)]
     assert whole.weight == sum(part.weight for part in parts)
     torch.testing.assert_close(whole.total, parts[0].total + parts[1].total)
     for name, value in whole.sums.items():
@@ -103,16 +114,8 @@ def test_any_split_adds_up(tokens: list[dict], data: st.DataObject) -> None:
 def test_untrained_tokens_add_nothing_even_with_an_advantage() -> None:
     silent = {"logprob": -30.0, "behaviour": 0.0, "reference": -5.0, "entropy": 3.0, "advantages": [2.0, -1.0]}
     tokens = tensors([silent])
-    masked = PolicyTokens(
-        tokens.logprobs,
-        tokens.behaviour,
-        tokens.advantage_pos,
-        tokens.advantage_neg,
-        torch.zeros(1, dtype=torch.float64),
-        tokens.entropy,
-        tokens.reference,
-    )
-    part = policy_loss(masked, AlgoConfig(kl_coef=0.1, entropy_coef=0.1))
+    masked = dataclasses.replace(tokens.columns, copies=torch.zeros(1, dtype=torch.float64))
+    part = policy_loss(masked, *tokens[1:], AlgoConfig(kl_coef=0.1, entropy_coef=0.1))
     part.total.backward()
     assert part.total.item() == 0 and part.weight == 0
     assert not tokens.logprobs.grad.any() and not tokens.entropy.grad.any()
@@ -123,7 +126,7 @@ def test_extreme_log_ratios_stay_finite() -> None:
     far = {"logprob": -1e4, "behaviour": 0.0, "reference": 1e4, "entropy": 0.0, "advantages": [1.0, -1.0]}
     near = {"logprob": 0.0, "behaviour": -1e4, "reference": -1e4, "entropy": 0.0, "advantages": [1.0, -1.0]}
     tokens = tensors([far, near])
-    part = policy_loss(tokens, AlgoConfig())
+    part = policy_loss(*tokens, AlgoConfig())
     part.total.backward()
     assert torch.isfinite(part.total) and torch.isfinite(tokens.logprobs.grad).all()
 
@@ -134,7 +137,7 @@ def test_diagnostics_by_hand() -> None:
         {"logprob": math.log(r), "behaviour": 0.0, "reference": math.log(r), "entropy": 1.0, "advantages": a}
         for r, a in ((1.5, [1.0]), (0.5, [-1.0, -1.0]), (4.0, [-1.0]), (1.0, [1.0, -1.0]))
     ]
-    part = policy_loss(tensors(tokens), AlgoConfig(kl_coef=0, entropy_coef=0))
+    part = policy_loss(*tensors(tokens), AlgoConfig(kl_coef=0, entropy_coef=0))
     assert part.weight == 6
     assert part.sums["clipped"] == 4
     assert part.sums["ratio"] == pytest.approx(1.5 + 2 * 0.5 + 4 + 2)

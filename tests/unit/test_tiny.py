@@ -12,7 +12,7 @@ from asyncrl.model.folder import ModelNotFound
 from asyncrl.model.load import load_causal_lm, load_tokenizer
 from asyncrl.model.tiny import TAGS, make_tiny
 
-CONFIG = TinyConfig(layers=1, hidden=32, heads=2, kv_heads=1, intermediate=32, vocab=512, max_length=128)
+CONFIG = TinyConfig(layers=1, hidden=64, heads=2, kv_heads=1, intermediate=32, vocab=512, max_length=128)
 PROMPT = PromptConfig(style="compact", history=2)
 
 
@@ -66,12 +66,6 @@ def test_making_a_model_leaves_the_global_generator_alone(tmp_path):
     torch.manual_seed(1)
     make_tiny(tmp_path, CONFIG, ["a"])
     assert torch.equal(torch.rand(1), expected)
-
-
-@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 1), (4, 3)])
-def test_an_impossible_shape_is_refused(tmp_path, heads, kv_heads):
-    with pytest.raises(ValueError, match="multiple of heads"):
-        make_tiny(tmp_path, CONFIG.model_copy(update={"heads": heads, "kv_heads": kv_heads}), ["a"])
 
 
 def test_loading_says_what_is_missing(folder, tmp_path):

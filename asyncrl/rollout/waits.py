@@ -1,0 +1,18 @@
+"""Waiting with a bound. Invariant: a wait that runs out says what was waited for and which field allows more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+@asynccontextmanager
+async def bounded(seconds: float, what: str, field: str = "") -> AsyncIterator[None]:
+    """Raises TimeoutError with a sentence when the block takes longer than ``seconds``."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        hint = f"; raise {field} if that is too short" if field else ""
+        raise TimeoutError(str(error) or f"{what} took longer than {seconds:g} s{hint}") from error
