@@ -53,8 +53,13 @@ def start(arguments: list[str], mark: str, log: Path) -> subprocess.Popen[bytes]
     with log.open("wb") as file:
         return subprocess.Popen(
             [*ASYNCRL, *arguments], cwd=ROOT, env=environment(mark), stdout=file, stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL, start_new_session=True,
+            stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_interruptible,
         )  # fmt: skip
+
+
+def _interruptible() -> None:
+    # A shell starts its background jobs with SIGINT ignored, and children inherit that.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(arguments: list[str], folder: Path, timeout_s: float) -> Run:
