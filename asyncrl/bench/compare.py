@@ -7,6 +7,7 @@ whose summary is already in the folder is taken as it is, so an interrupted comp
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,9 @@ from statistics import mean
 from typing import Any
 
 from asyncrl.view.curve import draw, read_curve
+
+LAST = 5
+"""Batches averaged for the success at equal tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +32,13 @@ class Row:
     """Training success over the last batches within the smallest token budget of all runs."""
 
 
-def compare(configs: Sequence[Path], seeds: Sequence[int], out: Path, overrides: Sequence[str] = ()) -> list[Row]:
+def compare(configs: Sequence[Path], seeds: Sequence[int], out: Path) -> list[Row]:
     """Run every configuration with every seed into ``out``; writes ``curves.png`` and ``table.md`` there.
 
     Raises:
         RuntimeError: a run failed; its log lies in ``out``.
     """
-    folders = {(config.stem, seed): _run(config, seed, out, overrides) for config in configs for seed in seeds}
+    folders = {(config.stem, seed): _run(config, seed, out) for config in configs for seed in seeds}
     curves = {key: read_curve(folder / "metrics.jsonl") for key, folder in folders.items()}
     budget = min(float(curve.tokens[-1]) for curve in curves.values())
     rows = []
@@ -50,10 +54,6 @@ def compare(configs: Sequence[Path], seeds: Sequence[int], out: Path, overrides:
     )
     (out / "table.md").write_text(table(rows, budget), encoding="utf-8")
     return rows
-
-
-LAST = 5
-"""Batches averaged for the success at equal tokens."""
 
 
 def table(rows: Sequence[Row], budget: float) -> str:
@@ -84,12 +84,13 @@ def _labels(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row.label for row in rows))
 
 
-def _run(config: Path, seed: int, out: Path, overrides: Sequence[str]) -> Path:
+def _run(config: Path, seed: int, out: Path) -> Path:
     name = f"{config.stem}-{seed}"
     folder = out / name
     if not (folder / "summary.json").exists():
         out.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "asyncrl.cli", "train", str(config), *overrides]
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped: a new one would get another name
+        command = [sys.executable, "-m", "asyncrl.cli", "train", str(config)]
         command += [f"runtime.seed={seed}", f"sft.seed={seed}", f"track.dir={out}", f"track.name={name}"]
         with (out / f"{name}.log").open("w") as log:
             code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).returncode

@@ -20,7 +20,7 @@ import ray
 
 from asyncrl.config.load import ConfigError
 from asyncrl.config.run import RunConfig
-from asyncrl.engine.fleet import Fleet
+from asyncrl.engine.fleet import CONCURRENCY, Fleet
 from asyncrl.env import find_env
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.rollout.coordinator import Coordinator
@@ -114,7 +114,7 @@ async def system(config: RunConfig, model_path: str, learner: bool = True) -> As
         spec = find_env(config.env.name, config.env.options)
         pool = (
             ray.remote(EnvPool)
-            .options(num_cpus=0, max_concurrency=10_000)
+            .options(num_cpus=0, max_concurrency=CONCURRENCY)
             .remote(spec, config.env.workers, config.env.slots_per_worker)
         )
         ends.push_async_callback(_end, "environment pool", lambda: _closed(pool))
@@ -122,7 +122,7 @@ async def system(config: RunConfig, model_path: str, learner: bool = True) -> As
         ends.push_async_callback(_end, "generators", fleet.shutdown)
         actor: Any = ray.remote(Coordinator)
         handles: list[Any] = [
-            actor.options(num_cpus=0, max_concurrency=10_000).remote(config, model_path, fleet.handles, pool)
+            actor.options(num_cpus=0, max_concurrency=CONCURRENCY).remote(config, model_path, fleet.handles, pool)
             for _ in range(config.runtime.coordinators)
         ]
         ends.callback(lambda: [ray.kill(handle) for handle in handles])
