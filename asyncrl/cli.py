@@ -137,20 +137,22 @@ def bench_compare(
     configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="YAML files to set side by side")],
     out: Annotated[Path, typer.Option(help="Folder for the runs, table.md and curves.png.")],
     seeds: Annotated[str, typer.Option(help="Comma separated.")] = "0,1,2",
+    override: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Applied to every run.")] = None,
 ) -> None:
     """Run configurations over seeds, one after another, and tabulate and draw them against generated tokens.
 
-    [dim]asyncrl bench compare configs/quickstart.yaml configs/quickstart_grpo.yaml --out runs/compare[/dim]
+    [dim]asyncrl bench compare configs/quickstart.yaml configs/quickstart_grpo.yaml --out runs/compare
+    --override runtime.eval_every=10[/dim]
     """
     for config in configs:
-        _preflight(load(config))
+        _preflight(load(config, override or ()))
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
         raise ConfigError(f"--seeds: expected numbers separated by commas, got {seeds!r}") from None
     from asyncrl.bench.compare import compare
 
-    compare(configs, numbers, out)
+    compare(configs, numbers, out, override or ())
     typer.echo((out / "table.md").read_text())
 
 

@@ -16,10 +16,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from asyncrl.view.curve import draw, read_curve
+import numpy as np
 
-LAST = 5
-"""Batches averaged for the success at equal tokens."""
+from asyncrl.view.curve import draw, read_curve
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +28,27 @@ class Row:
     folder: Path
     summary: dict[str, Any]
     success_at_budget: float
-    """Training success over the last batches within the smallest token budget of all runs."""
+    """Held-out success at the smallest token budget of all runs, interpolated between the evaluations around it."""
 
 
-def compare(configs: Sequence[Path], seeds: Sequence[int], out: Path) -> list[Row]:
+def compare(configs: Sequence[Path], seeds: Sequence[int], out: Path, overrides: Sequence[str] = ()) -> list[Row]:
     """Run every configuration with every seed into ``out``; writes ``curves.png`` and ``table.md`` there.
+
+    Args:
+        overrides: ``key=value``, applied to every run.
 
     Raises:
         RuntimeError: a run failed; its log lies in ``out``.
     """
-    folders = {(config.stem, seed): _run(config, seed, out) for config in configs for seed in seeds}
+    folders = {(config.stem, seed): _run(config, seed, out, overrides) for config in configs for seed in seeds}
     curves = {key: read_curve(folder / "metrics.jsonl") for key, folder in folders.items()}
     budget = min(float(curve.tokens[-1]) for curve in curves.values())
     rows = []
     for (label, seed), folder in folders.items():
         curve = curves[label, seed]
-        within = curve.success[curve.tokens <= budget]
+        at_budget = float(np.interp(budget, curve.eval_tokens, curve.eval_success))
         summary = json.loads((folder / "summary.json").read_text())
-        rows.append(Row(label, seed, folder, summary, float(within[-LAST:].mean())))
+        rows.append(Row(label, seed, folder, summary, at_budget))
     draw(
         {label: [row.folder / "metrics.jsonl" for row in rows if row.label == label] for label in _labels(rows)},
         out / "curves.png",
@@ -84,14 +86,14 @@ def _labels(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row.label for row in rows))
 
 
-def _run(config: Path, seed: int, out: Path) -> Path:
+def _run(config: Path, seed: int, out: Path, overrides: Sequence[str]) -> Path:
     name = f"{config.stem}-{seed}"
     folder = out / name
     if not (folder / "summary.json").exists():
         out.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped: a new one would get another name
         command = [sys.executable, "-m", "asyncrl.cli", "train", str(config)]
-        command += [f"runtime.seed={seed}", f"sft.seed={seed}", f"track.dir={out}", f"track.name={name}"]
+        command += [f"runtime.seed={seed}", f"sft.seed={seed}", f"track.dir={out}", f"track.name={name}", *overrides]
         with (out / f"{name}.log").open("w") as log:
             code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL).returncode
         if code:

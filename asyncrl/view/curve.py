@@ -66,7 +66,7 @@ def draw(runs: Mapping[str, Sequence[Path]], out: Path, title: str, reference: t
             axes.plot(
                 curve.eval_tokens / 1e3,
                 curve.eval_success,
-                "D",
+                "D:",
                 color=colour,
                 markeredgecolor="black",
                 markersize=7,
