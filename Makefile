@@ -4,7 +4,7 @@ export PYTHON EXTRA
 # Set-up leaves byte-compiling to the first import; without caches every process would compile PyTorch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quickstart test lint unit integration e2e clean
+.PHONY: help setup quickstart test lint unit integration e2e simulate resume-test clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,12 @@ integration: setup ## Real Ray, vLLM and DeepSpeed on the CPU: minutes
 
 e2e: setup ## Whole runs from the command line: minutes
 	@scripts/test.sh e2e
+
+simulate: setup ## 100,000 random schedules of the asynchronous loop, with deaths, under a virtual clock
+	@.venv/bin/python -m tests.simulation --schedules 100000
+
+resume-test: setup ## Kill a run at ten moments, resume it each time, and check that nothing was lost or trained twice
+	@HF_HUB_OFFLINE=1 DS_ACCELERATOR=cpu .venv/bin/pytest -m slow tests/e2e/test_resume.py
 
 clean: ## Remove the environment and caches; runs/ stays
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info build

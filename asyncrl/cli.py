@@ -24,6 +24,7 @@ from rich.markup import escape
 from asyncrl.config.load import ConfigError, dump, load, validate
 from asyncrl.config.run import RunConfig
 from asyncrl.env import REGISTRY, EnvSpec, find_env
+from asyncrl.track.rundir import RunDir
 
 app = typer.Typer(
     name="asyncrl",
@@ -60,21 +61,29 @@ def _options(debug: Annotated[bool, typer.Option("--debug", help="Show traceback
 
 
 @app.command()
-def train(config: Config, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+def train(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG|RUN", help="YAML file, or with --resume a run's folder")],
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of this folder.")] = False,
+) -> None:
     """Train a policy: model, cold start where configured, then reinforcement learning.
 
-    Writes a run folder (track.dir/track.name): resolved config, metrics, trees, checkpoints, summary.json.
+    Writes a run folder (track.dir/track.name): resolved config, metrics, trees, checkpoints, summary.json. A run that
+    was stopped, or is to be longer, goes on from its newest checkpoint with --resume: no task is lost or trained twice.
 
-    [dim]asyncrl train configs/scienceworld_spark_smoke.yaml runtime.versions=3 track.name=try[/dim]
+    [dim]asyncrl train configs/scienceworld_spark_smoke.yaml runtime.versions=3 track.name=try
+    asyncrl train --resume runs/try runtime.versions=6[/dim]
     """
-    resolved = load(config, overrides or ())
+    run = RunDir.open(config) if resume else None
+    resolved = load(run.config if run else config, overrides or ())
     if dry_run:
         typer.echo(dump(resolved), nl=False)
         return
     _preflight(resolved)
     from asyncrl.ops.job import run_job
 
-    run, _ = run_job(resolved)
+    run, _ = run_job(resolved, resume=run)
     typer.echo(f"done: {run.summary}")
 
 
@@ -144,16 +153,34 @@ def bench_compare(
     [dim]asyncrl bench compare configs/quickstart.yaml configs/quickstart_grpo.yaml --out runs/compare
     --override runtime.eval_every=10[/dim]
     """
+    numbers = seeds.split(",")
     for config in configs:
-        _preflight(load(config, override or ()))
-    try:
-        numbers = [int(seed) for seed in seeds.split(",")]
-    except ValueError:
-        raise ConfigError(f"--seeds: expected numbers separated by commas, got {seeds!r}") from None
+        for seed in numbers:
+            _preflight(load(config, [f"runtime.seed={seed}", *(override or ())]))
     from asyncrl.bench.compare import compare
 
-    compare(configs, numbers, out, override or ())
-    typer.echo((out / "table.md").read_text())
+    typer.echo(compare(configs, numbers, out, override or ()))
+
+
+@bench_app.command("async")
+def bench_async(
+    config: Config,
+    out: Annotated[Path, typer.Option(help="Folder for the runs and trainer.png.")],
+    to: Annotated[Path, typer.Option("--json", help="File for all figures.")],
+    overrides: Overrides = None,
+    modes: Annotated[str, typer.Option(help="Comma separated.")] = "sync,one_step,async",
+    latency: Annotated[str, typer.Option(help="Median seconds of an environment's step, comma separated.")] = "0.3,0",
+) -> None:
+    """Train on the same work in every mode and at every latency, one after another, and tabulate where time goes.
+
+    [dim]asyncrl bench async configs/quickstart.yaml runtime.max_lag=4 --out runs/async --json runs/async.json[/dim]
+    """
+    chosen, medians = modes.split(","), latency.split(",")
+    for own in [f"runtime.mode={mode}" for mode in chosen] + [f"env.latency.median_s={median}" for median in medians]:
+        _preflight(load(config, [*(overrides or ()), own]))
+    from asyncrl.bench.asynchrony import measure
+
+    typer.echo(measure(config, overrides or (), out, chosen, medians, to))
 
 
 @model_app.command("init")

@@ -96,13 +96,13 @@ def untied_generator(ray_cluster: None, untied_model: Path) -> Iterator[Any]:
 
 
 @contextmanager
-def running_generator(model: Path) -> Iterator[Any]:
+def running_generator(model: Path, max_model_len: int = 512) -> Iterator[Any]:
     import ray
 
     from asyncrl.config.engine import EngineConfig
     from asyncrl.engine.generator import Generator
 
-    config = EngineConfig(max_num_seqs=16, max_model_len=512, kv_cache_gib=0.05)
+    config = EngineConfig(max_num_seqs=16, max_model_len=max_model_len, kv_cache_gib=0.05)
     handle = ray.remote(Generator).options(num_cpus=1, max_concurrency=1000).remote(str(model), config, "float32", 0)
     ray.get(handle.start.remote(), timeout=config.start_timeout_s)
     yield handle

@@ -9,8 +9,13 @@ The clipped loss is linear in the advantage on each side of zero. Over the leave
 
     -Apos * min(r, 1 + high)  +  |Aneg| * min(max(r, 1 - low), c)
 
-PPO's clipping: arXiv 1707.06347, equation 7. Dual clip: arXiv 1912.09729, equation 3. k3: Schulman's "Approximating
-KL divergence", third estimator. Shared turns as one copy a leaf: SPARK, arXiv 2601.20209, release.
+The ratio is taken against the policy that sampled or, in decoupled PPO, against the learner's own at the start of the
+batch (``algo.proximal``). Off-policy correction (``correction.py``) multiplies this by a token's weight; a rejected
+token leaves divergence and entropy bonus too, but stays in the weight that the loss is divided by.
+
+PPO's clipping: arXiv 1707.06347, equation 7. Decoupled PPO: arXiv 2110.00641 and, for language models, 2505.24298.
+Dual clip: arXiv 1912.09729, equation 3. k3: Schulman's "Approximating KL divergence", third estimator. Shared turns as
+one copy a leaf: SPARK, arXiv 2601.20209, release.
 """
 
 from __future__ import annotations
@@ -20,10 +25,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from asyncrl.algo.correction import LOG_RATIO_LIMIT, correct
 from asyncrl.config.algo import AlgoConfig
 
-LOG_RATIO_LIMIT = 20.0
-"""Log-ratios beyond this are cut before ``exp``; a ratio that far out is clipped by the loss anyway."""
 K3_LIMIT = 10.0
 
 
@@ -37,6 +41,10 @@ class Columns:
     advantage_neg: Tensor
     copies: Tensor
     """Leaves that share the token's turn; 0 where the token was not sampled from the policy."""
+    turn: Tensor
+    """int64, where the first token of the token's turn lies: equal within a turn, different between turns."""
+    proximal: Tensor | None = None
+    """Log-probs under the learner's policy when the batch began; None in a batch's first step, whose own they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,42 +76,48 @@ def policy_loss(
         entropy: (tokens,) of the next-token distribution, in nats; needs a gradient only if its coefficient is above 0.
         reference: (tokens,) log-probs under the cold-start model; None where no divergence is asked for.
 
-    Diagnostics: ``policy_loss``, ``entropy``, ``ratio``, ``kl_behaviour`` (k3 between the sampling and the trained
-    policy), ``kl_reference``, ``clipped`` (share of tokens that sit on a flat side of the loss for one of their copies)
-    and the maximum ``ratio_max``.
+    Diagnostics: those of the correction, ``policy_loss``, ``entropy``, ``ratio``, ``kl_behaviour`` (k3 between the
+    sampling and the trained policy), ``kl_reference``, ``importance`` (weight times ratio: what a token's gradient is
+    multiplied by before clipping) and its square, ``clipped`` (share of tokens that sit on a flat side of the loss for
+    one of their copies; ``clipped_low`` and ``clipped_high`` without the dual clip) and the maximum ``ratio_max``.
     """
     copies = columns.copies
-    trained = (copies > 0).to(copies.dtype)
-    log_ratio = (logprobs - columns.behaviour).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    ratio = log_ratio.exp()
-    gain = columns.advantage_pos * trained
-    cost = columns.advantage_neg.abs() * trained
+    start = logprobs.detach() if columns.proximal is None else columns.proximal
+    weight, keep, corrected = correct(start, columns.behaviour, copies, columns.turn, algo)
+    kept = copies * keep
+    trained = (kept > 0).to(copies.dtype)
+    anchor = columns.behaviour if algo.proximal == "behaviour" else start
+    ratio = (logprobs - anchor).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    gain = columns.advantage_pos * trained * weight
+    cost = columns.advantage_neg.abs() * trained * weight
     low, high, ceiling = 1 - algo.clip_low, 1 + algo.clip_high, algo.dual_clip
     clipped = cost * ratio.clamp(min=low).clamp(max=ceiling) - gain * ratio.clamp(max=high)
     total = clipped.sum()
     if algo.entropy_coef > 0:
-        total = total - algo.entropy_coef * (copies * entropy).sum()
+        total = total - algo.entropy_coef * (kept * entropy).sum()
 
     with torch.no_grad():
-        flat = ((gain > 0) & (ratio > high)) | ((cost > 0) & ((ratio < low) | (ratio > ceiling)))
+        too_high, too_low = (gain > 0) & (ratio > high), (cost > 0) & (ratio < low)
+        since = (logprobs - columns.behaviour).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         sums = {
             "policy_loss": clipped.sum(),
             "entropy": (copies * entropy).sum(),
             "ratio": (copies * ratio).sum(),
-            "kl_behaviour": (copies * (ratio - 1 - log_ratio)).sum(),
-            "clipped": (copies * flat).sum(),
-        }
+            "kl_behaviour": (copies * (since.exp() - 1 - since)).sum(),
+            "clipped": (copies * (too_high | too_low | ((cost > 0) & (ratio > ceiling)))).sum(),
+            "clipped_low": (copies * too_low).sum(),
+            "clipped_high": (copies * too_high).sum(),
+            "importance": (copies * weight * ratio).sum(),
+            "importance_sq": (copies * (weight * ratio).square()).sum(),
+        } | corrected
         ratio_max = (ratio * trained).max() if len(ratio) else ratio.sum()
     if reference is not None:
-        divergence = (copies * k3(logprobs, reference)).sum()
-        total = total + algo.kl_coef * divergence
-        sums["kl_reference"] = divergence.detach()
-    return LossSum(
-        total,
-        float(copies.sum()),
-        {name: float(value) for name, value in sums.items()},
-        {"ratio_max": float(ratio_max)},
-    )
+        divergence = k3(logprobs, reference)
+        total = total + algo.kl_coef * (kept * divergence).sum()
+        sums["kl_reference"] = (copies * divergence.detach()).sum()
+    # One transfer from the device for all of them.
+    values = torch.stack([copies.sum(), ratio_max, *sums.values()]).tolist()
+    return LossSum(total, values[0], dict(zip(sums, values[2:], strict=True)), {"ratio_max": values[1]})
 
 
 def cross_entropy(logprobs: Tensor, weight: Tensor) -> LossSum:

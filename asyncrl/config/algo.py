@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from asyncrl.config.base import Strict
 
@@ -26,3 +26,23 @@ class AlgoConfig(Strict):
     kl_coef: float = Field(0.01, ge=0)
     """Weight of the k3 divergence from the cold-start model; 0 loads no reference."""
     entropy_coef: float = Field(0.001, ge=0)
+    proximal: Literal["behaviour", "recomputed"] = "behaviour"
+    """What the loss's ratio is taken against: the policy that sampled, or the learner's own when the batch began
+    (decoupled PPO)."""
+    weights: Literal["none", "token", "sequence"] = "none"
+    """Truncated importance weights min(proximal / behaviour, ``weight_cap``), per token or multiplied over a turn."""
+    weight_cap: float = Field(2.0, ge=1)
+    reject: Literal["none", "token", "sequence"] = "none"
+    """Leave out tokens, or turns by the geometric mean of their tokens, whose ratio of the learner's to the behaviour
+    policy lies outside ``reject_low`` to ``reject_high``."""
+    reject_low: float = Field(0.5, ge=0, lt=1)
+    reject_high: float = Field(2.0, gt=1)
+
+    @model_validator(mode="after")
+    def _weights_have_a_ratio(self) -> "AlgoConfig":
+        if self.weights != "none" and self.proximal != "recomputed":
+            raise ValueError(
+                f"weights={self.weights} needs proximal=recomputed, got {self.proximal}: a ratio taken against the "
+                "behaviour policy is the importance weight already; set algo.proximal=recomputed or algo.weights=none"
+            )
+        return self

@@ -15,7 +15,7 @@ class EngineConfig(Strict):
     script: str | None = None
     """``module:callable`` that ``scripted`` answers from (:data:`asyncrl.engine.scripted.Script`)."""
     gpus: float = Field(0, ge=0)
-    """GPUs of one generator: 0 for the CPU, or a part of the one GPU it shares with the learner."""
+    """GPUs of one generator: 0 for the CPU, 1 for its own, or a part of the one GPU that it shares with the learner."""
     cpus: float = Field(1, ge=0)
     """CPUs Ray reserves for one generator."""
     max_num_seqs: int = Field(64, ge=1)

@@ -47,12 +47,14 @@ class RunConfig(Strict):
             )
         if self.tree.criterion == "explore" and self.prompt.method != "spark":
             raise ValueError("tree.criterion=explore needs prompt.method=spark: other formats have no <explore>")
+        if self.runtime.late == "correct" and self.algo.weights == "none":
+            raise ValueError("runtime.late=correct trains beyond max_lag: set algo.weights (with algo.proximal=recomputed)")
         gpus = self.engine.gpus, self.learner.gpus
         together = self.engine.generators * gpus[0] + self.learner.world_size * gpus[1]
-        if any(gpus) and not (all(0 < share < 1 for share in gpus) and together <= 1 + 1e-9):
+        shared = all(0 < share < 1 for share in gpus) and together <= 1 + 1e-9
+        if gpus not in ((0, 0), (1, 1)) and not shared:
             raise ValueError(
                 f"engine.gpus={gpus[0]:g} and learner.gpus={gpus[1]:g} (all actors together {together:g}): set both to "
-                "0 (CPU), or both between 0 and 1 and together at most 1 (one shared GPU); GPUs of their own need "
-                "weight transfer over NCCL, which is not there yet"
+                "0 (CPU), both to 1 (a GPU for each actor), or both below 1 and together at most 1 (one shared GPU)"
             )
         return self

@@ -4,10 +4,10 @@ A generator is a Ray actor holding one engine; its methods are awaited through t
 come out; text never crosses this line. Versions are integers, 0 at start, and only a completed publish changes them:
 
     pause() -> [learner ranks: start_weight_update, update_weights ..., finish_weight_update] ->
-    update_weight_version(str(version)) -> resume()
+    update_weight_version(str(version)) -> resume(str(version))
 
 Requests that have a token are kept over a pause, others start anew after it; ``resume`` is called whether or not the
-transfer succeeded.
+transfer succeeded, with the version that is to be served from then on.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ class EngineDied(RuntimeError):
     """The engine process of a living generator has ended: no call will succeed again."""
 
 
+class EngineFenced(RuntimeError):
+    """The engine does not hold the current weights whole: it answers nothing until a publish has refitted it."""
+
+
 class Engine(Protocol):
     async def start(self) -> None:
         """Load the model; returns when requests can be served."""
@@ -33,6 +37,7 @@ class Engine(Protocol):
 
         Raises:
             EngineDied: here and in any other call that needs the engine.
+            EngineFenced: see there; before or during the request.
         """
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
@@ -44,13 +49,19 @@ class Engine(Protocol):
     async def pause(self) -> None:
         """Freeze generation; requests in flight are kept."""
 
-    async def resume(self) -> None: ...
+    async def resume(self, version: str) -> None:
+        """Generation goes on.
 
-    async def init_weight_transfer_engine(self, request: Any) -> None: ...
+        Raises:
+            EngineFenced: the weights in place are not a complete ``version``; requests fail with the same from now on.
+        """
+
+    async def init_weight_transfer_engine(self, request: dict[str, Any]) -> None:
+        """Meet a sender, whatever an earlier one has left behind."""
 
     async def start_weight_update(self) -> None: ...
 
-    async def update_weights(self, request: Any) -> None: ...
+    async def update_weights(self, request: dict[str, Any]) -> None: ...
 
     async def finish_weight_update(self) -> None: ...
 
@@ -60,7 +71,7 @@ class Engine(Protocol):
     async def version(self) -> int: ...
 
     async def stats(self) -> dict[str, float]:
-        """Counters since start: ``tokens_generated``, ``prompt_tokens``, ``cached_prompt_tokens``, ``requests``."""
+        """Counters since start: see :class:`asyncrl.engine.state.Counters`."""
 
     async def shutdown(self) -> None:
         """End the engine and its child processes."""

@@ -1,8 +1,9 @@
 """All generators of a run, seen from one client: routing, broadcast, sums.
 
 Invariants: a fleet holds handles and its own counts, no engine; several clients (coordinators, the driver) may each
-have one over the same generators. Every wait has a bound, and an error names the generator. Turns are routed around a
-generator that died, or whose engine did, as long as another lives; publishing needs all of them.
+have one over the same generators. Every wait has a bound, and an error names the generator. A generator that died, or
+whose engine did, is left out from then on as long as another lives. One that is fenced is left out of everything but
+publishing; each client learns of it from the generator itself, and so asks again now and then.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from asyncrl.config.engine import EngineConfig
-from asyncrl.engine.base import Engine, EngineDied, cause_of
+from asyncrl.engine.base import Engine, EngineDied, EngineFenced, cause_of
 from asyncrl.engine.generator import Generator
 from asyncrl.engine.scripted import ScriptedEngine, find_script
 from asyncrl.types import Generation, Sampling
@@ -31,6 +32,8 @@ REMEMBERED = 4096
 """Groups whose generator a client remembers; the oldest are forgotten."""
 GRACE_S = 10.0
 """What a client waits beyond a generator's own bound, which ends the work and has the better message."""
+FENCED_RETRY_S = 1.0
+"""How long a client leaves a fenced generator alone: a publish may have refitted it since."""
 ADVICE = (
     "its last lines are in this run's output and in Ray's session logs; if memory ran out, lower "
     "engine.kv_cache_gib, engine.gpu_memory_utilization or engine.max_num_seqs; then start the run again"
@@ -46,11 +49,10 @@ class GeneratorDied(RuntimeError):
 
 
 class Fleet:
-    """Any call but :meth:`generate`, :meth:`stats` and :meth:`shutdown` needs every generator.
+    """Broadcasts go to all that live; who fails is logged and left out of the answer.
 
     Raises:
-        GeneratorDied: a generator is dead. It stays dead: the run has to end.
-        RuntimeError: a generator failed or did not answer in time.
+        GeneratorDied: from :meth:`pause`, when none is left. They stay dead: the run has to end.
     """
 
     def __init__(self, handles: Sequence[Any], config: EngineConfig) -> None:
@@ -59,9 +61,12 @@ class Fleet:
             handles: generator actors, in the order that gives them their names.
         """
         self.handles = list(handles)
+        self.version = 0
+        """The last version that a generator was labelled with through this client."""
         self._config = config
         self._load = [0] * len(self.handles)
         self._dead: dict[int, str] = {}
+        self._fenced_until: dict[int, float] = {}
         self._home: OrderedDict[str, int] = OrderedDict()
 
     @classmethod
@@ -81,42 +86,60 @@ class Fleet:
         return cls([remote.options(**options).remote(*given) for given in arguments], config)
 
     async def start(self) -> None:
-        """Load the models, all at once. Bounded by ``engine.start_timeout_s``."""
-        await self._everywhere("start", timeout_s=self._config.start_timeout_s)
+        """Load the models, all at once, or raise. Bounded by ``engine.start_timeout_s``."""
+        _, failures = await self._everywhere("start", timeout_s=self._config.start_timeout_s)
+        for error in failures.values():
+            raise error
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, key: str, near: str = "") -> Generation:
         """One turn, by the least loaded generator, or by the one that served ``near`` before and has its prefixes.
+
+        While all are fenced the turn waits for a publish, up to ``engine.generate_timeout_s``.
 
         Args:
             key: the turn's own id.
             near: what shares prompts, e.g. the group's key; empty shares with nothing.
 
         Raises:
-            GenerationFailed: no generator is alive, or the one asked failed or did not answer in time.
+            GenerationFailed: no generator is alive or serves in time, or the one asked failed or did not answer.
         """
-        while True:
-            at = self._route(near)
+        clock, bound = asyncio.get_running_loop().time, self._config.generate_timeout_s
+        until = clock() + bound
+        while clock() <= until:
+            at = self._route(near, clock())
+            if at is None:
+                await asyncio.sleep(FENCED_RETRY_S)
+                continue
             self._load[at] += 1
             try:
-                return await self._ask(
-                    at, "generate", self._config.generate_timeout_s, tuple(prompt_ids), sampling, key
-                )
-            except GeneratorDied as died:
-                log.warning("turn %s goes to another generator: %s", key, died)
+                return await self._ask(at, "generate", bound, tuple(prompt_ids), sampling, key)
+            except (GeneratorDied, EngineFenced) as error:
+                log.debug("turn %s goes to another generator: %s", key, error)
             except (RayTaskError, TimeoutError) as error:
                 raise GenerationFailed(f"{_name(at)}, turn {key}: {cause_of(error)}") from error
             finally:
                 self._load[at] -= 1
+        raise GenerationFailed(f"turn {key}: every generator was fenced for {bound:g} s, and no publish completed")
 
-    def _route(self, near: str) -> int:
+    def _living(self) -> list[int]:
+        living = [at for at in range(len(self.handles)) if at not in self._dead]
+        if not living:
+            *_, last = self._dead.values()
+            raise GeneratorDied(f"all {len(self.handles)} generators are dead; the last: {last}")
+        return living
+
+    def _route(self, near: str, now: float) -> int | None:
+        """Whom to ask; None while all are fenced."""
+        try:
+            serving = [at for at in self._living() if self._fenced_until.get(at, now) <= now]
+        except GeneratorDied as error:
+            raise GenerationFailed(str(error)) from error
+        if not serving:
+            return None
         at = self._home.get(near, -1)
-        if at < 0 or at in self._dead:
-            living = [i for i in range(len(self.handles)) if i not in self._dead]
-            if not living:
-                *_, last = self._dead.values()
-                raise GenerationFailed(f"all {len(self.handles)} generators are dead; the last: {last}")
+        if at not in serving:
             # Ties at random: clients count only their own requests and would otherwise all begin with the first.
-            at = min(living, key=lambda i: (self._load[i], random.random()))
+            at = min(serving, key=lambda i: (self._load[i], random.random()))
         if near:
             self._home[near] = at
             self._home.move_to_end(near)
@@ -125,90 +148,100 @@ class Fleet:
         return at
 
     async def score_everywhere(self, probes: Sequence[tuple[Sequence[int], int]]) -> list[list[list[float]]]:
-        """Log-probs of each probe ``(ids, start)``, from each generator: [generators][probes][len(ids) - start]."""
-        return await _all(
-            _all(self._named(at, "score", self._config.generate_timeout_s, tuple(ids), start) for ids, start in probes)
-            for at in range(len(self.handles))
+        """Log-probs of each probe ``(ids, start)``, from each generator that serves: [generators][probes][tokens].
+
+        Raises:
+            RuntimeError: none does.
+        """
+        bound = self._config.generate_timeout_s
+        scored = await asyncio.gather(
+            *(self._everywhere("score", tuple(ids), start, timeout_s=bound) for ids, start in probes)
         )
+        served = [at for at in self._living() if all(at in answers for answers, _ in scored)]
+        if not served:
+            raise RuntimeError(f"no generator scored the probes: {[failures for _, failures in scored]}")
+        return [[answers[at] for answers, _ in scored] for at in served]
 
-    async def pause(self) -> None:
-        await self._everywhere("pause")
+    async def pause(self) -> list[int]:
+        """Returns the indices of those that are paused now, fenced ones among them: whom a publish can serve."""
+        paused, _ = await self._everywhere("pause")
+        self._living()
+        return list(paused)
 
-    async def resume(self) -> None:
-        await self._everywhere("resume")
+    async def update_weight_version(self, version: int, members: Sequence[int]) -> list[int]:
+        """Label the weights of those that hold them whole; returns the indices that took the label."""
+        labelled, _ = await self._everywhere("update_weight_version", str(version), members=members)
+        if labelled:
+            self.version = version
+        return list(labelled)
 
-    async def update_weight_version(self, version: int) -> None:
-        await self._everywhere("update_weight_version", str(version))
-
-    async def versions(self) -> list[int]:
-        """The version of each generator."""
-        return await self._everywhere("version")
+    async def resume(self) -> list[int]:
+        """Returns the indices of those that serve ``version`` now; the others are fenced."""
+        resumed, _ = await self._everywhere("resume", str(self.version))
+        return list(resumed)
 
     async def stats(self) -> dict[str, float]:
         """Counters since start, summed over the generators that answer; empty if none does."""
-        bound = self._config.publish_timeout_s
-        calls = [self._named(at, "stats", bound) for at in range(len(self.handles))]
-        total: defaultdict[str, float] = defaultdict(float)
-        for answer in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(answer, RuntimeError):
-                log.warning("counters without those of a generator: %s", answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                for name, count in answer.items():
-                    total[name] += count
+        total: Counter[str] = Counter()
+        answers, _ = await self._everywhere("stats", members=range(len(self.handles)))  # an actor outlives its engine
+        for counts in answers.values():
+            total.update(counts)
         return dict(total)
 
     async def shutdown(self) -> None:
         """End engines and actors; whatever state they are in, nothing is left when this returns."""
         try:
             await self._everywhere("shutdown", timeout_s=GRACE_S)
-        except Exception as error:
-            log.warning("shutdown: %s", error)
-        for handle in self.handles:
-            ray.kill(handle)
+        finally:
+            for handle in self.handles:
+                ray.kill(handle)
 
-    async def _everywhere(self, method: str, *args: Any, timeout_s: float | None = None) -> list[Any]:
-        """Call all generators at once; answers in their order, after all have answered or failed."""
+    async def _everywhere(
+        self, method: str, *args: Any, members: Sequence[int] | None = None, timeout_s: float | None = None
+    ) -> tuple[dict[int, Any], dict[int, Exception]]:
+        """Call all that live, or ``members``, at once: answers and failures, after each has come to either."""
         bound = self._config.publish_timeout_s if timeout_s is None else timeout_s
-        return await _all(self._named(at, method, bound, *args) for at in range(len(self.handles)))
-
-    async def _named(self, at: int, method: str, timeout_s: float, *args: Any) -> Any:
-        try:
-            return await self._ask(at, method, timeout_s, *args)
-        except (RayTaskError, TimeoutError) as error:
-            raise RuntimeError(f"{_name(at)}: {method} failed: {cause_of(error)}") from error
+        asked = [at for at in range(len(self.handles)) if at not in self._dead] if members is None else members
+        calls = (self._ask(at, method, bound, *args) for at in asked)
+        answers: dict[int, Any] = {}
+        failures: dict[int, Exception] = {}
+        for at, result in zip(asked, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            if not isinstance(result, BaseException):
+                answers[at] = result
+            elif not isinstance(result, Exception):
+                raise result
+            else:
+                known = isinstance(result, GeneratorDied | EngineFenced)
+                failures[at] = result if known else RuntimeError(f"{_name(at)}: {method} failed: {cause_of(result)}")
+                log.warning("%s", failures[at])
+        return answers, failures
 
     async def _ask(self, at: int, method: str, timeout_s: float, *args: Any) -> Any:
         reference = getattr(self.handles[at], method).remote(*args)
         try:
             async with asyncio.timeout(timeout_s + GRACE_S) as limit:
                 return await reference
-        except (RayActorError, RayTaskError) as error:
-            cause = cause_of(error)
-            if not isinstance(cause, RayActorError | EngineDied):
-                raise
-            first_line = str(cause).partition("\n")[0].rstrip(".")
-            self._dead[at] = f"{_name(at)} died: {first_line}; {ADVICE}"
-            raise GeneratorDied(self._dead[at]) from error
-        except TimeoutError as error:
-            if not limit.expired():  # the generator's own
-                raise
-            ray.cancel(reference)
-            raise TimeoutError(f"no answer within {timeout_s + GRACE_S:g} s") from error
         except asyncio.CancelledError:
-            ray.cancel(reference)  # or the engine would go on with what nobody waits for
+            _cancel(reference)  # or the engine would go on with what nobody waits for
+            raise
+        except Exception as error:
+            cause = cause_of(error)
+            if isinstance(cause, EngineFenced):
+                self._fenced_until[at] = asyncio.get_running_loop().time() + FENCED_RETRY_S
+                raise cause from None
+            if isinstance(cause, RayActorError | EngineDied):
+                first_line = str(cause).partition("\n")[0].rstrip(".")
+                self._dead[at] = f"{_name(at)} died: {first_line}; {ADVICE}"
+                raise GeneratorDied(self._dead[at]) from error
+            if limit.expired():
+                _cancel(reference)
+                raise TimeoutError(f"no answer within {timeout_s + GRACE_S:g} s") from error
             raise
 
 
-async def _all(calls: Any) -> list[Any]:
-    """Like gather, but a failure is raised only when every call has ended."""
-    awaitables: list[Awaitable[Any]] = list(calls)
-    results = await asyncio.gather(*awaitables, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return list(results)
+def _cancel(reference: Any) -> None:
+    if isinstance(reference, ray.ObjectRef):
+        ray.cancel(reference)
 
 
 def _name(at: int) -> str:

@@ -5,8 +5,8 @@ Invariants:
 * Requests in flight are kept over a publish, and their spans are the engine's own record of which weights made which
   token. A request that has no token when generation pauses, or comes later, is prefilled after it, under the new
   version's cache salt: what the spans name is what made the keys and values that those tokens saw.
-* Weights that a failed transfer left incomplete are never sampled from: the generator is fenced, its requests fail with
-  the reason, and a complete publish opens it again.
+* Weights that a failed publish left incomplete or behind are never sampled from: the generator is fenced, its requests
+  fail with the reason, and a complete publish opens it again.
 * Every wait has a bound; the engine's process ends with this one, however this one ends.
 """
 
@@ -16,21 +16,19 @@ import asyncio
 import itertools
 import json
 import os
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.config.engine import EngineConfig
-from asyncrl.engine.base import Engine, EngineDied
+from asyncrl.engine.base import Engine, EngineDied, EngineFenced
 from asyncrl.engine.plugin import ENGINE_CHILD
+from asyncrl.engine.state import UNKNOWN, Counters, Gate
 from asyncrl.types import Generation, Sampling, VersionSpan, token_digest
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
-
-    from asyncrl.engine.transfer import Backend
 
 CPU_BLOCK_TOKENS = 32
 """Tokens of a KV block on the CPU, the unit of prefix reuse; vLLM's own 128 is longer than many a shared prefix."""
@@ -52,21 +50,18 @@ class Generator(Engine):
         self._seed = seed
         self._name = name
         self._llm: AsyncLLM | None = None
-        self._version = 0
         self._numbers = itertools.count()
         self._requests: set[asyncio.Task[Any]] = set()
-        self._open = asyncio.Event()
-        self._open.set()
-        self._intact = True
-        self._session_open = False
-        self._fenced = False
-        self._counts = dict.fromkeys(("tokens_generated", "prompt_tokens", "cached_prompt_tokens", "requests"), 0)
+        self._gate = Gate(name)
+        self._counters = Counters()
 
     async def start(self) -> None:
         os.environ.update(self._environment())
         from vllm import AsyncEngineArgs
         from vllm.envs import enable_envs_cache
         from vllm.v1.engine.async_llm import AsyncLLM
+
+        from asyncrl.engine.transfer import backend_for
 
         config, gpu = self._config, self._config.gpus > 0
         placement: dict[str, Any] = (
@@ -93,12 +88,14 @@ class Generator(Engine):
                 enable_prefix_caching=config.prefix_caching,
                 logprobs_mode="processed_logprobs",
                 disable_log_stats=True,
-                weight_transfer_config={"backend": self._backend()},  # type: ignore[arg-type]
+                weight_transfer_config={"backend": backend_for(config.gpus)},  # type: ignore[arg-type]
                 **placement,
             )
         )
         enable_envs_cache()  # or the front end reads its settings from the environment at every request
+        await self._llm.get_supported_tasks()  # remembered: from here on nothing lies between the gate and the engine
         await self.update_weight_version("0")
+        self._counters.book()
 
     def _environment(self) -> dict[str, str]:
         """Read by vLLM at import, and by the engine process, which inherits it."""
@@ -120,23 +117,19 @@ class Generator(Engine):
             "OMP_WAIT_POLICY": "PASSIVE",
         }
 
-    def _backend(self) -> Backend:
-        from asyncrl.engine.transfer import backend_for
-
-        return backend_for(gpu=self._config.gpus > 0, colocated=self._config.gpus < 1)
-
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, key: str) -> Generation:
         """See :meth:`Engine.generate`; at temperature 0 the log-probs are those of the distribution at temperature 1.
 
         Raises:
-            RuntimeError: the generator is not started or fenced, or vLLM ended the request without an answer.
+            RuntimeError: the generator is not started, or vLLM ended the request without an answer.
             TimeoutError: longer than ``engine.generate_timeout_s``, pauses included.
             ValueError: the prompt leaves no room for a token within ``engine.max_model_len``.
         """
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        began = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        began = clock()
         params = SamplingParams(
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
@@ -151,18 +144,19 @@ class Generator(Engine):
         output = result.outputs[0]
         if output.finish_reason not in ("stop", "length"):
             raise RuntimeError(f"{self._name}: turn {key} ended by {output.finish_reason!r} instead of a token")
-        counts = self._counts
-        counts["requests"] += 1
-        counts["prompt_tokens"] += len(prompt_ids)
-        counts["cached_prompt_tokens"] += result.num_cached_tokens or 0
-        counts["tokens_generated"] += len(output.token_ids)
+        self._counters.book(
+            requests=1,
+            prompt_tokens=len(prompt_ids),
+            cached_prompt_tokens=result.num_cached_tokens or 0,
+            tokens_generated=len(output.token_ids),
+        )
         return Generation(
             token_ids=tuple(output.token_ids),
             logprobs=tuple(output.logprobs.logprobs),
             digest=token_digest(output.token_ids),
             spans=tuple(VersionSpan(int(span.version), span.start, span.end) for span in output.weight_versions),
             finish=output.finish_reason,
-            seconds=time.monotonic() - began,
+            seconds=clock() - began,
         )
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
@@ -186,8 +180,6 @@ class Generator(Engine):
         from vllm.inputs.engine import tokens_input
 
         llm = self._engine()
-        if self._fenced:
-            raise RuntimeError(self._fence_message())
         if len(ids) >= self._config.max_model_len:
             raise ValueError(
                 f"{self._name}: turn {key} has {len(ids)} prompt tokens; engine.max_model_len = "
@@ -196,83 +188,72 @@ class Generator(Engine):
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)
+        self._counters.book(come=1)
         try:
             async with self._bounded(self._config.generate_timeout_s, f"turn {key}"):
                 while True:
-                    await self._open.wait()
-                    prompt = tokens_input(list(ids), cache_salt=str(self._version))
+                    await self._gate.passed()
+                    prompt = tokens_input(list(ids), cache_salt=str(self._gate.version))
                     async for output in llm.generate(prompt, params, f"{key}#{next(self._numbers)}"):
                         result = output  # the only one: FINAL_ONLY
                     if result.outputs[0].finish_reason != "abort":  # else pause() withdrew it
                         return result
         except asyncio.CancelledError:
-            if self._fenced:
-                raise RuntimeError(self._fence_message()) from None
+            self._gate.check()
             raise
         finally:
             self._requests.discard(task)
+            self._counters.book(come=-1)
 
     async def pause(self) -> None:
         llm = self._engine()
-        self._open.clear()
+        self._gate.close()
+        self._counters.book(paused=True)
         async with self._bounded(self._config.publish_timeout_s, "pause"):
             await llm.pause_generation(mode="keep", clear_cache=self._config.kv == "recompute")
             # Queued or half prefilled, they would look up, or go on with, keys and values of the weights that go now.
             requests = llm.output_processor.request_states.values()
             await llm.abort([request.external_req_id for request in requests if request.is_prefilling])
 
-    async def resume(self) -> None:
-        """Generation goes on, or, when a transfer left the weights incomplete, every request fails with that reason."""
-        self._fenced = not self._intact
-        if self._fenced:
+    async def resume(self, version: str) -> None:
+        self._counters.book(paused=False)
+        try:
+            self._gate.open(version)
+        except EngineFenced:
             for task in self._requests:
                 task.cancel()
-            return
-        async with self._bounded(self._config.publish_timeout_s, "resume"):
-            await self._engine().resume_generation()
-        self._open.set()
+            raise
+        await self._control("resume", self._engine().resume_generation())
 
-    async def init_weight_transfer_engine(self, request: Any) -> None:
-        async with self._bounded(self._config.publish_timeout_s, "weight-transfer set-up"):
-            await self._engine().init_weight_transfer_engine(request)
+    async def init_weight_transfer_engine(self, request: dict[str, Any]) -> None:
+        from asyncrl.engine.transfer import meet
+
+        await self._control(
+            "weight-transfer set-up", meet(self._engine(), request, clean=self._gate.version != UNKNOWN)
+        )
 
     async def start_weight_update(self) -> None:
-        from asyncrl.engine.transfer import abandon, replaces_at_once
+        self._gate.version = UNKNOWN
+        await self._control("start of a weight update", self._engine().start_weight_update())
 
-        llm = self._engine()
-        async with self._bounded(self._config.publish_timeout_s, "start of a weight update"):
-            if self._session_open:
-                await abandon(llm)
-            self._session_open = True
-            if not replaces_at_once(self._backend()):
-                self._intact = False
-            await llm.start_weight_update()
+    async def update_weights(self, request: dict[str, Any]) -> None:
+        from asyncrl.engine.transfer import backend_for, deliver
 
-    async def update_weights(self, request: Any) -> None:
-        from asyncrl.engine.transfer import local_request
-
-        async with (
-            self._bounded(self._config.publish_timeout_s, "weight update"),
-            local_request(request) as local,
-        ):
-            await self._engine().update_weights(local)
+        backend = backend_for(self._config.gpus)
+        await self._control("weight update", deliver(self._engine(), backend, request, self._config.publish_timeout_s))
 
     async def finish_weight_update(self) -> None:
-        self._intact = False
-        async with self._bounded(self._config.publish_timeout_s, "end of a weight update"):
-            await self._engine().finish_weight_update()
-        self._session_open, self._intact = False, True
+        await self._control("end of a weight update", self._engine().finish_weight_update())
 
     async def update_weight_version(self, version: str) -> None:
-        async with self._bounded(self._config.publish_timeout_s, "version label"):
-            await self._engine().update_weight_version(version)
-        self._version = int(version)
+        await self._control("version label", self._engine().update_weight_version(version))
+        self._gate.version = int(version)
 
     async def version(self) -> int:
-        return self._version
+        return self._gate.version
 
     async def stats(self) -> dict[str, float]:
-        return dict(self._counts)
+        return self._counters.book()
 
     async def shutdown(self) -> None:
         """End the engine process; idempotent."""
@@ -285,8 +266,9 @@ class Generator(Engine):
             raise RuntimeError(f"{self._name} is not running: await start() first, and nothing after shutdown()")
         return self._llm
 
-    def _fence_message(self) -> str:
-        return f"{self._name}: the last weight transfer did not complete, so its weights are unusable; publish again"
+    async def _control(self, what: str, call: Coroutine[Any, Any, None]) -> None:
+        async with self._bounded(self._config.publish_timeout_s, what):
+            await call
 
     @asynccontextmanager
     async def _bounded(self, seconds: float, what: str) -> AsyncIterator[None]:

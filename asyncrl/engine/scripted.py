@@ -1,7 +1,7 @@
 """A generator without a model: it answers from a script. For tests of everything around the engine.
 
-Invariants: the :class:`~asyncrl.engine.base.Engine` contract holds, publishing and pausing included; the same seed and
-key give the same answer, whatever else runs beside it.
+Invariants: the :class:`~asyncrl.engine.base.Engine` contract holds, publishing, pausing and fencing included; the same
+seed and key give the same answer, whatever else runs beside it. A transfer fails where a subclass lets it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from asyncrl.engine.base import Engine
+from asyncrl.engine.state import UNKNOWN, Counters, Gate
 from asyncrl.types import Generation, Sampling, VersionSpan, token_digest
 
 LOGPROB = -1.0
@@ -58,19 +59,24 @@ class ScriptedEngine(Engine):
         self._seed = seed
         self._delay = delay
         self._sleep = sleep
-        self._version = 0
-        self._updating = False
-        self._counts = dict.fromkeys(("tokens_generated", "prompt_tokens", "cached_prompt_tokens", "requests"), 0)
-        self._open = asyncio.Event()
-        self._open.set()
+        self._gate = Gate("scripted engine")
+        self._counters = Counters()
 
     async def start(self) -> None:
         """Nothing to load."""
+        self._counters.book()
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, key: str) -> Generation:
-        await self._open.wait()
+        self._counters.book(come=1)
+        try:
+            return await self._generate(prompt_ids, sampling, key)
+        finally:
+            self._counters.book(come=-1)
+
+    async def _generate(self, prompt_ids: Sequence[int], sampling: Sampling, key: str) -> Generation:
+        await self._gate.passed()
         source = random.Random(f"{self._seed}/{key}")
-        script = tuple(self._script(prompt_ids, sampling, key, self._version, source))
+        script = tuple(self._script(prompt_ids, sampling, key, self._gate.version, source))
         tokens = script[: sampling.max_tokens]
         if not tokens:
             raise ValueError(f"script gave no token for turn {key}: a response holds at least its end token")
@@ -80,11 +86,9 @@ class ScriptedEngine(Engine):
                 pace = self._delay(source)
                 seconds += pace
                 await self._sleep(pace)
-                await self._open.wait()
-            versions.append(self._version)
-        self._counts["requests"] += 1
-        self._counts["prompt_tokens"] += len(prompt_ids)
-        self._counts["tokens_generated"] += len(tokens)
+                await self._gate.passed()
+            versions.append(self._gate.version)
+        self._counters.book(requests=1, prompt_tokens=len(prompt_ids), tokens_generated=len(tokens))
         finish = "length" if len(script) > sampling.max_tokens else "stop"
         return Generation(
             token_ids=tokens,
@@ -96,37 +100,39 @@ class ScriptedEngine(Engine):
         )
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        self._gate.check()
         return [LOGPROB] * (len(ids) - start)
 
     async def pause(self) -> None:
-        self._open.clear()
+        self._counters.book(paused=True)
+        self._gate.close()
 
-    async def resume(self) -> None:
-        self._open.set()
+    async def resume(self, version: str) -> None:
+        self._counters.book(paused=False)
+        self._gate.open(version)
 
-    async def init_weight_transfer_engine(self, request: Any) -> None:
+    async def init_weight_transfer_engine(self, request: dict[str, Any]) -> None:
         """Any transport will do: the weights are not looked at."""
 
     async def start_weight_update(self) -> None:
-        self._updating = True
+        self._gate.version = UNKNOWN
 
-    async def update_weights(self, request: Any) -> None:
-        if not self._updating:
+    async def update_weights(self, request: dict[str, Any]) -> None:
+        if self._gate.version != UNKNOWN:
             raise RuntimeError("update_weights called before start_weight_update")
 
     async def finish_weight_update(self) -> None:
-        if not self._updating:
+        if self._gate.version != UNKNOWN:
             raise RuntimeError("finish_weight_update called without start_weight_update")
-        self._updating = False
 
     async def update_weight_version(self, version: str) -> None:
-        self._version = int(version)
+        self._gate.version = int(version)
 
     async def version(self) -> int:
-        return self._version
+        return self._gate.version
 
     async def stats(self) -> dict[str, float]:
-        return dict(self._counts)
+        return self._counters.book()
 
     async def shutdown(self) -> None:
         """Nothing to end."""

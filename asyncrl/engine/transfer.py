@@ -2,21 +2,23 @@
 
 Invariants:
 
-* The CPU transport is all or nothing. Buckets are staged beside the model; the model changes only in
-  ``finish_weight_update``, so a transfer that fails before that leaves the old weights serving.
-* Every learner rank iterates the whole source in every round, also after the sender's transfer has failed: iteration is
-  a collective, and a rank that stopped early would leave the others waiting.
+* A generator that fails leaves the round, the others get all weights; NCCL, where nobody can leave, fails for all. No
+  failure of a generator is raised in the learner.
+* Every learner rank iterates the whole source in every round, also after generators have failed: iteration is a
+  collective, and a rank that stopped early would leave the others waiting.
 * Nothing outlives a transfer: between generator and engine process the bytes lie in anonymous memory, which goes with
   the last process that holds it.
 """
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import ray
@@ -26,7 +28,6 @@ from safetensors.torch import load_file, save
 from vllm.distributed.weight_transfer import (
     ModuleSource,
     ParamMeta,
-    TrainerWeightTransferEngine,
     VLLMWeightSyncClient,
     WeightSource,
     WeightTransferEngine,
@@ -40,105 +41,49 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
     WeightTransferUpdateRequest,
 )
+from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER_SIZE_BYTES
+from vllm.utils.network_utils import get_open_port
 
-from asyncrl.engine.base import buckets, cause_of
+from asyncrl.engine.base import buckets
+from asyncrl.engine.client import GeneratorClient, leave
 
-__all__ = [
-    "ModuleSource",
-    "ParamMeta",
-    "WeightSource",
-    "abandon",
-    "backend_for",
-    "local_request",
-    "make_trainer",
-    "register_transports",
-    "replaces_at_once",
-]
+__all__ = ["ModuleSource", "ParamMeta", "Sender", "WeightSource", "backend_for", "deliver", "meet"]
 
-Backend = Literal["asyncrl_cpu", "ipc"]
+Backend = Literal["asyncrl_cpu", "ipc", "nccl"]
 CPU: Backend = "asyncrl_cpu"
+IPC: Backend = "ipc"
+NCCL: Backend = "nccl"
 BUCKET_BYTES = 256 * 2**20
 """Bytes of weights in one ``update_weights``: bounds the sender's and the object store's extra memory."""
 
 
-def backend_for(gpu: bool, colocated: bool) -> Backend:
-    """The transport between a learner and generators: shared memory without GPUs, CUDA IPC on a GPU that they share.
-
-    Raises:
-        ValueError: learner and generators have whole GPUs.
-    """
-    if gpu and not colocated:
-        raise ValueError(
-            "whole-GPU layouts need the NCCL transport, which is not there yet; "
-            "give learner and generator parts of one GPU (gpus below 1)"
-        )
-    return "ipc" if gpu else CPU
-
-
-def replaces_at_once(backend: Backend) -> bool:
-    """Whether an unfinished transfer leaves the old weights whole; the other transports overwrite them in place."""
-    return backend == CPU
+def backend_for(gpus: float) -> Backend:
+    """The transport of an actor with that many GPUs: shared memory without any, CUDA IPC on one that is shared."""
+    return CPU if gpus == 0 else IPC if gpus < 1 else NCCL
 
 
 def register_transports() -> None:
-    """Make the CPU transport known to vLLM's two factories; idempotent."""
-    for factory, name in (
-        (WeightTransferEngineFactory, "CpuReceiver"),
-        (WeightTransferTrainerFactory, "CpuTrainer"),
-    ):
-        with suppress(ValueError):  # already registered
-            factory.register_engine(CPU, __name__, name)
+    """Make the CPU transport's receiving end known to vLLM; idempotent."""
+    with suppress(ValueError):  # already registered
+        WeightTransferEngineFactory.register_engine(CPU, __name__, "CpuReceiver")
 
 
 # ---- learner side ----------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class CpuTrainerInit(TrainerInitInfo):
-    backend: ClassVar[str] = CPU
-
-
-class CpuTrainer(TrainerWeightTransferEngine[CpuTrainerInit]):
-    """Sends a ``WeightSource`` through Ray's object store, one copy a bucket however many generators there are."""
-
-    init_info_cls = CpuTrainerInit
-    source: WeightSource
-
-    @classmethod
-    def trainer_init(
-        cls, init_info: CpuTrainerInit, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
-    ) -> Self:
-        if source is None:
-            raise ValueError("the CPU transport needs a WeightSource")
-        if init_info.is_sender:
-            client.init_weight_transfer_engine({})
-        return cls(client=client, source=source, is_sender=init_info.is_sender)
-
-    def send_weights(self) -> None:
-        """One round; called on every rank. Raises on the sender what went wrong in a generator."""
-        if not self.is_sender:
-            for _ in self.source:
-                pass
-            return
-        failure: Exception | None = None
-        try:
-            self.client.start_weight_update()
-        except Exception as error:
-            failure = error
-        for bucket in buckets(self.source, _nbytes, BUCKET_BYTES):
-            if failure is None:
-                try:
-                    # Inside a list the reference travels as such: each generator fetches the bytes itself.
-                    self.client.update_weights({"bucket": [ray.put(_packed(bucket))]})
-                except Exception as error:
-                    failure = error
-        if failure is not None:
-            raise failure
-        self.client.finish_weight_update()
-
-
-def _nbytes(pair: tuple[str, torch.Tensor]) -> int:
-    return pair[1].numel() * pair[1].element_size()
+def send_buckets(client: VLLMWeightSyncClient, source: WeightSource, is_sender: bool) -> None:
+    """The CPU transport: through Ray's object store, one copy a bucket however many generators there are."""
+    if not is_sender:
+        for _ in source:
+            pass
+        return
+    client.start_weight_update()
+    for bucket in buckets(source, lambda pair: pair[1].nbytes, BUCKET_BYTES):
+        # Inside a list the reference travels as such: each generator fetches the bytes itself.
+        client.update_weights({"bucket": [ray.put(_packed(bucket))]})
+    client.finish_weight_update()
 
 
 def _packed(bucket: Sequence[tuple[str, torch.Tensor]]) -> NDArray[np.uint8]:
@@ -148,104 +93,119 @@ def _packed(bucket: Sequence[tuple[str, torch.Tensor]]) -> NDArray[np.uint8]:
     return np.frombuffer(save(own), dtype=np.uint8)
 
 
-class GeneratorClient:
-    """vLLM's control-plane protocol over Ray actor handles; unlike its ready-made Ray client, every call has a bound.
+class Sender:
+    """The sending end; made on every learner rank, after which :meth:`send` is called on all ranks together.
 
-    Raises:
-        RuntimeError: a generator failed or did not answer; the message names the call and the generator.
+    Generators are met again, over NCCL in a new group, when those that take part change or one of them has failed.
     """
 
-    def __init__(self, handles: Sequence[Any], timeout_s: float) -> None:
-        self._handles = list(handles)
-        self._timeout_s = timeout_s
+    def __init__(
+        self, backend: Backend, handles: Sequence[Any], source: WeightSource, rank: int, timeout_s: float
+    ) -> None:
+        """
+        Args:
+            handles: generator actors; only rank 0 talks to them.
+            source: yields every parameter under its Hugging Face name, re-iterable, the same order on all ranks.
+            timeout_s: longest a single call to the generators may take.
+        """
+        self._backend, self._handles, self._source = backend, list(handles), source
+        self._rank, self._timeout_s = rank, timeout_s
+        self._members: list[int] = []
+        self._client = GeneratorClient({}, timeout_s)
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._call("init_weight_transfer_engine", WeightTransferInitRequest(init_info=init_info))
+    def send(self, members: Sequence[int]) -> dict[int, str]:
+        """One round to the generators of these indices, all of them paused.
 
-    def start_weight_update(self) -> None:
-        self._call("start_weight_update")
-
-    def update_weights(self, update_info: Any) -> None:
-        self._call("update_weights", WeightTransferUpdateRequest(update_info=update_info))
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._call("finish_weight_update")
-        if weight_version is not None:
-            self._call("update_weight_version", weight_version)
-
-    def _call(self, method: str, *args: Any) -> None:
-        calls = {getattr(handle, method).remote(*args): handle for handle in self._handles}
-        done, late = ray.wait(list(calls), num_returns=len(calls), timeout=self._timeout_s)
-        if late:
-            raise RuntimeError(
-                f"publish: {method} not answered within {self._timeout_s:g} s by {[calls[ref] for ref in late]}; "
-                "raise engine.publish_timeout_s if the generator is alive"
-            )
-        for ref in done:
+        Returns:
+            Those that do not hold the new weights whole, and why (empty: only because another does not); nothing on
+            other ranks than 0.
+        """
+        if list(members) != self._members or self._client.failed:
+            leave(self._client.group)
+            self._members = list(members)
+            handles = {at: self._handles[at] for at in members}
+            self._client = GeneratorClient(handles, self._timeout_s, collective=self._backend == NCCL)
             try:
-                ray.get(ref)
-            except Exception as error:
-                raise RuntimeError(f"publish: {method} failed in {calls[ref]}: {cause_of(error)}") from error
+                self._meet()
+            except Exception:
+                if not self._client.failed:
+                    raise
+                for _ in self._source:  # the other ranks are in it
+                    pass
+                return self._client.failed
+        if self._backend == CPU:
+            send_buckets(self._client, self._source, is_sender=self._rank == 0)
+        else:
+            self._trainer.send_weights()
+        return self._client.failed
 
-
-def make_trainer(
-    backend: Backend, handles: Sequence[Any], source: WeightSource, rank: int, timeout_s: float
-) -> TrainerWeightTransferEngine[Any]:
-    """The sending end; made on every learner rank, after which ``send_weights()`` is called on every rank.
-
-    Args:
-        handles: generator actors; only rank 0 talks to them.
-        source: yields every parameter under its Hugging Face name, re-iterable, the same order on all ranks.
-        timeout_s: longest a single call to the generators may take.
-    """
-    register_transports()
-    init: TrainerInitInfo
-    if backend == CPU:
-        init = CpuTrainerInit(rank=rank)
-    else:
-        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
-
-        init = IPCTrainerInitInfo(rank=rank, packed=True)
-    client = GeneratorClient(handles, timeout_s)
-    return WeightTransferTrainerFactory.trainer_init(init, client=client, source=source)
+    def _meet(self) -> None:
+        if self._backend == CPU:
+            if self._rank == 0:
+                self._client.init_weight_transfer_engine({})
+            return
+        sizes = [math.prod(meta.shape) * meta.dtype.itemsize for meta in self._source.metadata()]
+        packed: Any = {"packed": True, "packed_buffer_size_bytes": max(DEFAULT_PACKED_BUFFER_SIZE_BYTES, *sizes)}
+        info: TrainerInitInfo
+        if self._backend == IPC:
+            info = IPCTrainerInitInfo(rank=self._rank, **packed)
+        else:
+            address, world_size = (ray.util.get_node_ip_address(), get_open_port()), 1 + len(self._members)
+            info = NCCLTrainerInitInfo(*address, world_size, rank=self._rank, **packed)
+        self._trainer = WeightTransferTrainerFactory.trainer_init(info, client=self._client, source=self._source)
+        self._client.group = getattr(self._trainer, "model_update_group", None)
+        if self._client.failed:
+            leave(self._client.group)
 
 
 # ---- generator actor -------------------------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def local_request(request: WeightTransferUpdateRequest) -> AsyncIterator[WeightTransferUpdateRequest]:
-    """The request as the engine process can read it: a bucket in the object store becomes a path on this host."""
-    update = request.update_info
-    if not (isinstance(update, dict) and "bucket" in update):
-        yield request
-        return
-    (reference,) = update["bucket"]
-    data = await reference
-    memory = os.memfd_create("asyncrl-weights")
-    try:
-        with os.fdopen(memory, "wb", closefd=False) as file:
-            file.write(data)
-        yield WeightTransferUpdateRequest(update_info={"path": f"/proc/{os.getpid()}/fd/{memory}"})
-    finally:
-        os.close(memory)
+async def meet(engine: Any, init_info: dict[str, Any], clean: bool) -> None:
+    """Connect an engine to a sender, out of whatever an earlier one has left behind.
 
-
-async def abandon(engine: Any) -> None:
-    """Close a transfer session that its learner left open, so that the next can begin.
-
-    vLLM has no call for it, but a refused update ends the session, and every transport refuses an empty one.
+    Args:
+        clean: no transfer was broken off. One that was has left layers half loaded, and vLLM would count what they hold
+            towards the next transfer: they are closed, with the weights they have, before it begins.
     """
-    with suppress(Exception):
-        await engine.update_weights(WeightTransferUpdateRequest(update_info={}))
+    if not clean:
+        with suppress(Exception):  # refused while the broken session is still open
+            await engine.start_weight_update()
+        await engine.finish_weight_update()
+    await engine.shutdown_weight_transfer_engine()
+    await engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=init_info))
+
+
+async def deliver(engine: Any, backend: Backend, update: dict[str, Any], timeout_s: float) -> None:
+    """Hand one update to the engine process, in a form that it can read and within bounds that it can keep."""
+    if backend == NCCL:
+        await engine.collective_rpc(receive_within, kwargs={"update": update, "seconds": timeout_s})
+    elif backend == IPC:
+        await engine.update_weights(WeightTransferUpdateRequest(update_info=update))
+    else:  # a bucket in the object store becomes a path on this host
+        (reference,) = update["bucket"]
+        data = await reference
+        with os.fdopen(os.memfd_create("asyncrl-weights"), "wb") as file:
+            file.write(data)
+            file.flush()
+            path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+            await engine.update_weights(WeightTransferUpdateRequest(update_info={"path": path}))
 
 
 # ---- engine process --------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class CpuInit(WeightTransferInitInfo):
-    pass
+def receive_within(worker: Any, update: dict[str, Any], seconds: float) -> None:
+    """Take part in a broadcast, which has no bound of its own: leave the group when the others never come."""
+    group = worker.weight_transfer_engine.model_update_group
+    watchdog = threading.Timer(seconds, leave, [group])
+    watchdog.start()
+    try:
+        worker.update_weights(update)
+    finally:
+        watchdog.cancel()
+    if not group.available:
+        raise TimeoutError(f"the broadcast did not end within {seconds:g} s")
 
 
 @dataclass
@@ -254,14 +214,14 @@ class CpuUpdate(WeightTransferUpdateInfo):
     """A safetensors file on this host."""
 
 
-class CpuReceiver(WeightTransferEngine[CpuInit, CpuUpdate]):
+class CpuReceiver(WeightTransferEngine[WeightTransferInitInfo, CpuUpdate]):
     """Stages buckets, then loads them all into the model on ``finish_weight_update``."""
 
-    init_info_cls = CpuInit
+    init_info_cls = WeightTransferInitInfo
     update_info_cls = CpuUpdate
     _staged: dict[str, torch.Tensor]
 
-    def init_transfer_engine(self, init_info: CpuInit) -> None:
+    def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
         self._staged = {}
 
     def start_weight_update(self) -> None:
@@ -278,13 +238,13 @@ class CpuReceiver(WeightTransferEngine[CpuInit, CpuUpdate]):
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
         staged, self._staged = self._staged, {}
-        if not staged:
-            raise RuntimeError("finish_weight_update: no weights were received in this round")
         # Linear weights are packed for the CPU and their parameters emptied: loading goes layer by layer, unpacked.
         initialize_layerwise_reload(self.model)
         model: Any = self.model
-        model.load_weights(iter(staged.items()))
-        finalize_layerwise_reload(self.model, self.model_config)
+        try:
+            model.load_weights(iter(staged.items()))
+        finally:  # or what a layer has half loaded would count towards its next weights
+            finalize_layerwise_reload(self.model, self.model_config)
         if self.model_config.hf_text_config.tie_word_embeddings:
             # The tied head has no weights of its own to load, so nothing above re-packs it.
             head = model.lm_head

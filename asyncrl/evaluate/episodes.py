@@ -15,6 +15,7 @@ from scipy.stats import binomtest
 
 from asyncrl.rollout.coordinator import GroupSummary
 from asyncrl.rollout.coordinators import Coordinators
+from asyncrl.rollout.tally import Tally
 from asyncrl.types import Task
 
 log = logging.getLogger(__name__)
@@ -75,19 +76,17 @@ async def evaluate(
 
 def report(summaries: Sequence[GroupSummary | None]) -> EvalReport:
     """Raises RuntimeError when every episode was lost."""
-    finished = [summary for summary in summaries if summary is not None and summary.leaves]
-    turns = sum(summary.turns for summary in finished)
-    if not turns:
+    tally = Tally.of(summary for summary in summaries if summary is not None and summary.leaves)
+    if not tally.turns:
         raise RuntimeError(f"evaluation: all {len(summaries)} episodes were lost; the warnings above say why")
-    successes = sum(summary.successes for summary in finished)
-    interval = binomtest(successes, len(finished)).proportion_ci(method="wilson")
+    interval = binomtest(tally.successes, tally.leaves).proportion_ci(method="wilson")
     return EvalReport(
-        episodes=len(finished),
-        lost=len(summaries) - len(finished),
-        success=successes / len(finished),
+        episodes=tally.groups,
+        lost=len(summaries) - tally.groups,
+        success=tally.success,
         success_low=float(interval.low),
         success_high=float(interval.high),
-        valid_turns=sum(summary.valid_turns for summary in finished) / turns,
-        turns_mean=turns / len(finished),
-        tokens_mean=sum(summary.tokens for summary in finished) / len(finished),
+        valid_turns=tally.valid,
+        turns_mean=tally.leaf_turns_mean,
+        tokens_mean=tally.tokens / tally.groups,
     )

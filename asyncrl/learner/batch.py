@@ -98,8 +98,10 @@ def pack(rows: Sequence[Row], device: torch.device | str = "cpu") -> Packed:
     return Packed(tensor(ids)[None], tensor(positions)[None], tensor(at), tensor(owner[at]), index)
 
 
-def columns(samples: Sequence[TurnSample], device: torch.device | str = "cpu") -> Columns:
-    """Columns of shape (T,) in the order of ``pack``'s response tokens.
+def columns(
+    samples: Sequence[TurnSample], device: torch.device | str = "cpu", proximal: Tensor | None = None
+) -> Columns:
+    """Columns of shape (T,), as ``proximal`` is, in the order of ``pack``'s response tokens.
 
     Raises:
         ValueError: a sample whose ids, mask and log-probs differ in length.
@@ -111,6 +113,7 @@ def columns(samples: Sequence[TurnSample], device: torch.device | str = "cpu") -
                 f"{len(sample.loss_mask)} mask entries and {len(sample.logprobs)} log-probs; they must be equally many"
             )
     sizes = torch.tensor([len(sample.response_ids) for sample in samples])
+    starts = sizes.cumsum(0) - sizes
 
     def per_token(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32).repeat_interleave(sizes).to(device)
@@ -123,6 +126,8 @@ def columns(samples: Sequence[TurnSample], device: torch.device | str = "cpu") -
         per_token([sample.advantage_pos for sample in samples]),
         per_token([sample.advantage_neg for sample in samples]),
         per_token([sample.copies for sample in samples]) * flat([sample.loss_mask for sample in samples]),
+        starts.repeat_interleave(sizes).to(device),
+        proximal,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ FACTS = "learner.json"
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
-def save(engine: Any, model_path: str, path: str, updates: int) -> None:
+def save(engine: Any, model_path: str, path: str, counts: Mapping[str, int]) -> None:
     """Write a checkpoint to ``path``, replacing the one that is there. All ranks call this together.
+
+    ``counts`` are the learner's own: ``updates`` made and ``rows`` trained on.
 
     Config and tokenizer are copied from ``model_path``, the folder the model was loaded from.
     """
@@ -44,10 +47,10 @@ def save(engine: Any, model_path: str, path: str, updates: int) -> None:
     if first:
         save_file(weights, str(partial / "model.safetensors"), metadata={"format": "pt"})
     del weights
-    engine.save_checkpoint(str(partial), tag=STATE, client_state={"updates": updates}, save_latest=False)
+    engine.save_checkpoint(str(partial), tag=STATE, client_state=dict(counts), save_latest=False)
     if first:
         facts = {
-            "updates": updates,
+            **counts,
             "world_size": dist.get_world_size(),
             "zero_stage": engine.zero_optimization_stage(),
         }
@@ -84,8 +87,8 @@ def _put_in_place(partial: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load(engine: Any, path: str) -> int:
-    """Restore weights and optimizer from a checkpoint; returns its update count. All ranks call this together.
+def load(engine: Any, path: str) -> dict[str, int]:
+    """Restore weights and optimizer from a checkpoint; returns its counts. All ranks call this together.
 
     Raises:
         FileNotFoundError: no learner state at ``path``.
@@ -105,4 +108,4 @@ def load(engine: Any, path: str) -> int:
     loaded, _ = engine.load_checkpoint(path, tag=STATE)
     if loaded is None:
         raise FileNotFoundError(f"{path}: DeepSpeed found no state in {STATE}/ for rank {dist.get_rank()}")
-    return int(facts["updates"])
+    return {name: facts[name] for name in facts if name not in here}

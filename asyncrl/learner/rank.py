@@ -1,16 +1,16 @@
 """One rank of the learner group: a Ray actor around a DeepSpeed engine.
 
 Invariants: every rank is given the same rows and computes the same plan, so all run the same number of micro-batches
-and divide by the same weight without asking each other; losses are divided once by that global weight and DeepSpeed's
-mean over the ranks is undone once; log-probs refer to the sampling temperature. Public methods are called on all ranks
-together, except ``listen``.
+and divide by the same weight without asking each other; losses are divided once by that global weight, which rejected
+tokens stay in, and DeepSpeed's mean over the ranks is undone once; log-probs refer to the sampling temperature. Public
+methods are called on all ranks together, except ``listen``.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ class LearnerRank:
         seed: int,
     ) -> None:
         self.rank = rank
-        self.updates = 0
+        self.updates = self.rows = 0
         self._model_path = model_path
         self._learner = learner
         self._algo = algo
@@ -49,7 +49,7 @@ class LearnerRank:
         self._temperature = temperature
         self._seed = seed
         self._store: TCPStore | None = None
-        self._trainer: Any = None
+        self._sender: Any = None
 
     def listen(self) -> tuple[str, int]:
         """Rank 0 only: open the address at which the ranks meet."""
@@ -88,12 +88,16 @@ class LearnerRank:
             raise RuntimeError("this learner group was started without an AlgoConfig and can only run sft_step")
         began = time.perf_counter()
         groups: list[list[TurnSample]] = ray.get(list(batch), timeout=self._learner.update_timeout_s)
+        self.rows += sum(map(len, groups))
         report = RankReport()
-        for part in split_groups(len(groups), self._learner.updates_per_batch):
-            samples = [sample for i in part for sample in groups[i]]
-            total = weight(samples)
-            if total:
-                self._step([row_of(s) for s in samples], total, self._policy_part(samples, report), report)
+        parts = split_groups(len(groups), self._learner.updates_per_batch)
+        steps = [samples for part in parts if weight(samples := [s for i in part for s in groups[i]])]
+        # Log-probs before the first step changes the policy; that step itself needs none, its own are those.
+        later = steps[1:] if self._algo.proximal == "recomputed" else []
+        anchors = [[x for _, x in self._forward([row_of(s) for s in step], self._temperature)] for step in later]
+        for samples, known in zip(steps, [[]] * (len(steps) - len(later)) + anchors, strict=True):
+            part = self._policy_part(samples, known, report)
+            self._step([row_of(s) for s in samples], weight(samples), part, report)
         report.seconds = time.perf_counter() - began
         return report
 
@@ -123,11 +127,7 @@ class LearnerRank:
         """
         rows = [Row(ids[:start], ids[start:]) for ids, start in sequences]
         result: dict[int, list[float]] = {}
-        self.engine.eval()
-        for members in self._share(rows):
-            packed = pack([rows[i] for i in members] or [row_of(PADDING)], self.device)
-            with torch.no_grad():
-                values, _ = policy.logprobs(self.engine, packed, temperature)
+        for members, values in self._forward(rows, temperature):
             sizes = [len(rows[i].response_ids) for i in members]
             if members:
                 result |= {i: part.tolist() for i, part in zip(members, values.cpu().split(sizes), strict=True)}
@@ -140,45 +140,58 @@ class LearnerRank:
             timeout_s: longest a single call to the generators may take in a publish.
         """
         # Imported here: vLLM takes seconds to import and supervised training does without.
-        from asyncrl.engine.transfer import backend_for, make_trainer
+        from asyncrl.engine.transfer import Sender, backend_for
         from asyncrl.learner.source import LearnerSource
 
-        backend = backend_for(gpu=self.device.type == "cuda", colocated=self._learner.gpus < 1)
-        self._trainer = make_trainer(backend, generators, LearnerSource(self.engine.module), self.rank, timeout_s)
+        source = LearnerSource(self.engine.module)
+        self._sender = Sender(backend_for(self._learner.gpus), generators, source, self.rank, timeout_s)
 
-    def send_weights(self) -> float:
-        """Hand the current weights to the generators; returns the seconds it took."""
-        if self._trainer is None:
+    def send_weights(self, members: Sequence[int]) -> tuple[float, dict[int, str]]:
+        """Hand the current weights to the generators of these indices; returns seconds, and who failed and why."""
+        if self._sender is None:
             raise RuntimeError("connect the learner group to its generators before sending weights")
         began = time.perf_counter()
-        self._trainer.send_weights()
-        return time.perf_counter() - began
+        failed = self._sender.send(members)
+        return time.perf_counter() - began, failed
 
     def save(self, path: str) -> None:
-        checkpoint.save(self.engine, self._model_path, path, self.updates)
+        checkpoint.save(self.engine, self._model_path, path, {"updates": self.updates, "rows": self.rows})
 
     def load_state(self, path: str) -> int:
         """Take weights, optimizer state and update count from a checkpoint; returns the count.
 
         The reference stays the model the group was started with.
         """
-        self.updates = checkpoint.load(self.engine, path)
+        counts = checkpoint.load(self.engine, path)
+        self.updates, self.rows = counts["updates"], counts["rows"]
         return self.updates
 
     def _share(self, rows: Sequence[Row]) -> list[list[int]]:
         lengths = [len(row.prompt_ids) + len(row.response_ids) for row in rows]
         return plan(lengths, self._learner.tokens_per_micro_batch, self._learner.world_size)[self.rank]
 
-    def _policy_part(self, samples: Sequence[TurnSample], report: RankReport) -> Callable[[Packed, list[int]], LossSum]:
+    @torch.no_grad()
+    def _forward(self, rows: Sequence[Row], temperature: float) -> Iterator[tuple[list[int], Tensor]]:
+        """Members and log-probs of each micro-batch of this rank's share, planned as a step on ``rows`` would be."""
+        self.engine.eval()
+        for members in self._share(rows):
+            packed = pack([rows[i] for i in members] or [row_of(PADDING)], self.device)
+            yield members, policy.logprobs(self.engine, packed, temperature)[0]
+
+    def _policy_part(
+        self, samples: Sequence[TurnSample], proximal: Sequence[Tensor], report: RankReport
+    ) -> Callable[[Packed, list[int]], LossSum]:
         algo = self._algo
         assert algo is not None
+        anchors = iter(proximal)  # in the order of the micro-batches
 
         def part(packed: Packed, members: list[int]) -> LossSum:
             chosen = [samples[i] for i in members] or [PADDING]
             _compare(chosen, packed, report)
             logprobs, entropy = policy.logprobs(self.engine, packed, self._temperature, algo.entropy_coef > 0)
             reference = self._reference_logprobs(packed)
-            return policy_loss(columns(chosen, self.device), logprobs, entropy, reference, algo)
+            known = columns(chosen, self.device, next(anchors, None))
+            return policy_loss(known, logprobs, entropy, reference, algo)
 
         return part
 

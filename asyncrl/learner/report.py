@@ -43,7 +43,8 @@ class RankReport:
 def merge(reports: Sequence[RankReport]) -> dict[str, float]:
     """One update's figures from all ranks' reports, in rank order.
 
-    Means over trained tokens and copies (``loss``, ``entropy``, ...), maxima (``ratio_max``), ``grad_norm`` (mean over
+    Means over trained tokens and copies (``loss``, ``entropy``, ...), ``ess`` (effective sample size of the tokens'
+    importance, as a share: (sum w)^2 / (n sum w^2), arXiv 1809.04129), maxima (``ratio_max``), ``grad_norm`` (mean over
     the steps), ``lr``, ``updates`` (optimizer steps of this call), ``rows``, ``tokens``, ``trained_tokens`` (once a
     copy), ``micro_batches``, ``digests_checked``, ``digest_mismatches`` and ``seconds`` (of the slowest rank).
     """
@@ -54,6 +55,9 @@ def merge(reports: Sequence[RankReport]) -> dict[str, float]:
         for name in sorted({name for report in reports for name in report.sums})
         if weight
     }
+    if "importance" in figures:
+        mean, square = figures.pop("importance"), figures.pop("importance_sq")
+        figures["ess"] = mean**2 / square if square else 0.0
     for name in sorted({name for report in reports for name in report.maxima}):
         figures[name] = max(report.maxima[name] for report in reports if name in report.maxima)
     for name in ("rows", "tokens", "micro_batches", "digests_checked", "digest_mismatches"):

@@ -7,6 +7,7 @@ the run came to its end; Ctrl-C and SIGTERM end everything that was started.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from pathlib import Path
@@ -19,11 +20,13 @@ from asyncrl.config.run import RunConfig
 from asyncrl.env import find_env
 from asyncrl.model.tiny import make_tiny
 from asyncrl.ops.preflight import preflight
+from asyncrl.runtime.checkpoints import Checkpoints, read_facts
 from asyncrl.runtime.system import cluster
 from asyncrl.runtime.train import train
 from asyncrl.track.base import Tracker
+from asyncrl.track.jsonl import supersede
 from asyncrl.track.open import open_tracker
-from asyncrl.track.rundir import RunDir
+from asyncrl.track.rundir import RunDir, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -39,49 +42,80 @@ HEADLINE = (
     "learner/clipped",
     "publish/logprob_gap",
     "time/wait_s",
-    "time/train_s",
+    "time/update_s",
     "sft/loss",
 )
 """What the terminal shows; the files hold everything."""
 
 
-def run_job(config: RunConfig, *, replace: bool = False) -> tuple[RunDir, dict[str, Any]]:
+COLD = "coldstart.json"
+"""Written beside the folder ``coldstart`` when that is complete: its part of the summary, and the sizes of the run's files then."""
+
+
+def run_job(config: RunConfig, *, replace: bool = False, resume: RunDir | None = None) -> tuple[RunDir, dict[str, Any]]:
     """Run ``config`` from start to summary.
 
     Args:
         replace: take exactly the folder ``track.name``, moving an older run of that name aside.
+        resume: the folder of a run to go on with, from its newest checkpoint, or from its start where it has none.
 
     Raises:
         ConfigError: the configuration cannot work here; nothing was started.
     """
     preflight(config)
-    return asyncio.run(_job(config, replace))
+    return asyncio.run(_job(config, replace, resume))
 
 
-async def _job(config: RunConfig, replace: bool) -> tuple[RunDir, dict[str, Any]]:
+async def _job(config: RunConfig, replace: bool, resume: RunDir | None) -> tuple[RunDir, dict[str, Any]]:
     started = time.monotonic()
     async with cluster(config):
-        run = RunDir.create(config.track.dir, config.track.name, dump(config), replace=replace)
+        run = resume or RunDir.create(config.track.dir, config.track.name, dump(config), replace=replace)
         log.info("run folder: %s", run.path)
-        resolved = config.model_dump(mode="json")
-        with open_tracker(config.track, run, resolved, config.runtime.versions, HEADLINE) as tracker:
-            summary = await _phases(config, run, tracker)
-    summary["seconds"]["total"] = time.monotonic() - started
-    run.write_summary(summary)
+        with run.held():
+            checkpoint = Checkpoints(run.checkpoints, config.runtime.keep_checkpoints).latest()
+            if resume is not None:
+                _begin_again(config, run, checkpoint)
+            resolved = config.model_dump(mode="json")
+            try:
+                with open_tracker(config.track, run, resolved, config.runtime.versions, HEADLINE) as tracker:
+                    summary = await _phases(config, run, tracker, checkpoint)
+            except BaseException:
+                log.info("to go on from the newest checkpoint: asyncrl train --resume %s", run.path)
+                raise
+            summary["seconds"]["total"] = time.monotonic() - started
+            run.write_summary(summary)
     return run, summary
 
 
-async def _phases(config: RunConfig, run: RunDir, tracker: Tracker) -> dict[str, Any]:
-    seconds: dict[str, float] = {}
+def _begin_again(config: RunConfig, run: RunDir, checkpoint: Path | None) -> None:
+    """Mark what was written after the checkpoint, or else after the cold start, as superseded."""
+    run.summary.unlink(missing_ok=True)
+    write_atomic(run.config, dump(config))
+    cold = run.checkpoints / COLD
+    if checkpoint is not None:
+        sizes = read_facts(checkpoint)["sizes"]
+    else:
+        sizes = json.loads(cold.read_text())["sizes"] if cold.exists() else {}
+    for file in (run.metrics, run.trees):
+        lines = supersede(file, sizes.get(file.name, 0))
+        log.info("%s: %d lines written after %s are superseded", file.name, lines, checkpoint or "the cold start")
+
+
+async def _phases(config: RunConfig, run: RunDir, tracker: Tracker, checkpoint: Path | None) -> dict[str, Any]:
+    cold = run.checkpoints / COLD
     extra: dict[str, Any] = {}
-    model_path = config.model.path or str(make_model(config, run.path / "model"))
-    if config.sft is not None:
-        outcome = await cold_start(config, config.sft, model_path, run.checkpoints / "coldstart", tracker)
-        seconds["sft"] = outcome.pop("seconds")
-        extra |= outcome
-        model_path = str(run.checkpoints / "coldstart")
-    summary = await train(config, model_path, run, tracker)
-    summary["seconds"] = seconds | summary["seconds"]
+    if config.sft is None:
+        model_path = config.model.path or str(make_model(config, run.path / "model"))
+    else:
+        model_path = str(cold.with_suffix(""))
+        if not cold.exists():
+            base = config.model.path or str(make_model(config, run.path / "model"))
+            extra = await cold_start(config, config.sft, base, cold.with_suffix(""), tracker)
+            write_atomic(cold, json.dumps({"sizes": run.sizes(), "summary": extra}))
+        extra = json.loads(cold.read_text())["summary"]
+    sft_seconds = {"sft": extra.pop("seconds")} if extra else {}
+    summary = await train(config, model_path, run, tracker, checkpoint)
+    summary["seconds"] = sft_seconds | summary["seconds"]
     return extra | summary
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from asyncrl.algo.samples import turn_samples
+from asyncrl.algo.staleness import spread
 from asyncrl.config.run import RunConfig
 from asyncrl.config.tree import TreeConfig
 from asyncrl.engine.fleet import Fleet
@@ -26,7 +27,7 @@ from asyncrl.text.prompt import PromptEncoder
 from asyncrl.tree.criteria import make_criterion
 from asyncrl.tree.forest import Forest
 from asyncrl.tree.records import GroupRecord, record_of
-from asyncrl.types import Group, Sampling, Task, TurnSample
+from asyncrl.types import Group, Sampling, Task, TurnSample, token_digest
 
 CHAIN = TreeConfig(roots=1, branch=1, leaves=1, criterion="none")
 """The forest of an evaluation episode."""
@@ -43,7 +44,8 @@ class GroupSummary:
     exploring_turns: int
     branched_turns: int
     """Turns with more than one child."""
-    leaf_turns_mean: float
+    leaf_turns: int
+    """Turns of all root-to-leaf paths: each turn once for every leaf below it."""
     tokens: int
     """Generated tokens, each shared turn once."""
     prompt_tokens: int
@@ -53,16 +55,21 @@ class GroupSummary:
     seconds: float
     probe: tuple[tuple[int, ...], int]
     """(ids, start) of one turn: prompt and response, and where the response begins; for checking a publish."""
+    sibling_spreads: dict[int, int] = field(default_factory=dict)
+    """Branched turns by the spread in versions of their children's first turns (:func:`spread`)."""
+    digest: str = ""
+    """:func:`token_digest` of all response ids, in the order of the rows."""
 
 
 class Coordinator:
-    def __init__(self, config: RunConfig, model_path: str, generators: list[Any], pool: Any) -> None:
+    def __init__(self, name: str, config: RunConfig, model_path: str, generators: list[Any], pool: Any) -> None:
+        """``name`` is under which the pool leases slots to this coordinator."""
         env_class = find_env(config.env.name, config.env.options).env_class()
         self._config = config
         self._site = Site(
             config=config,
             fleet=Fleet(generators, config.engine),
-            acquire=partial(Slot.acquire, pool, config.env.step_timeout_s, config.runtime.group_timeout_s),
+            acquire=partial(Slot.acquire, pool, config.env.step_timeout_s, config.runtime.group_timeout_s, name),
             prompts=PromptEncoder(load_tokenizer(model_path), config.prompt, env_class.role),
             copies_itself=env_class.can_snapshot,
             max_turns=config.env.max_turns or sys.maxsize,  # without a limit of ours the environment ends its episodes
@@ -98,25 +105,26 @@ class Coordinator:
 
 def summarise(group: Group) -> GroupSummary:
     turns = [node.turn for node in group.nodes]
-    spans = Counter((turn.generation.spans[0].version, turn.generation.spans[-1].version) for turn in turns)
-    children = Counter(node.parent for node in group.nodes if node.parent is not None)
-    leaves = len(group.leaves)
-    probe: tuple[tuple[int, ...], int] = ((), 0)
-    if turns:
-        first = turns[0]
-        probe = (first.prompt_ids + first.generation.token_ids, len(first.prompt_ids))
+    spans = [(turn.generation.spans[0].version, turn.generation.spans[-1].version) for turn in turns]
+    children: defaultdict[int | None, list[tuple[int, int]]] = defaultdict(list)
+    for node, span in zip(group.nodes, spans, strict=True):
+        children[node.parent].append(span)
+    siblings = [some for parent, some in children.items() if parent is not None and len(some) > 1]
+    first = turns[0] if turns else None
     return GroupSummary(
-        leaves=leaves,
+        leaves=len(group.leaves),
         successes=sum(leaf.success for leaf in group.leaves),
         turns=len(turns),
         valid_turns=sum(turn.parsed.valid for turn in turns),
         exploring_turns=sum(turn.parsed.explores for turn in turns),
-        branched_turns=sum(count > 1 for count in children.values()),
-        leaf_turns_mean=sum(len(group.path(leaf)) for leaf in group.leaves) / leaves if leaves else 0.0,
+        branched_turns=len(siblings),
+        leaf_turns=sum(len(group.path(leaf)) for leaf in group.leaves),
         tokens=sum(len(turn.generation.token_ids) for turn in turns),
         prompt_tokens=sum(len(turn.prompt_ids) for turn in turns),
-        spans=dict(spans),
+        spans=dict(Counter(spans)),
         counters=dict(group.counters),
         seconds=group.seconds,
-        probe=probe,
+        probe=(first.prompt_ids + first.generation.token_ids, len(first.prompt_ids)) if first else ((), 0),
+        sibling_spreads=dict(Counter(spread(some) for some in siblings)),
+        digest=token_digest([id for turn in turns for id in turn.generation.token_ids]),
     )

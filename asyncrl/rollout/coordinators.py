@@ -1,17 +1,19 @@
 """The coordinators as the driver sees them: one call a task, the least busy living actor takes it.
 
-Invariants: a coordinator that died gets nothing more, and its calls fail with :class:`ray.exceptions.RayActorError`;
-every wait has a bound.
+Invariants: a coordinator that died gets nothing more, the pool takes its slots back, and its calls fail with
+:class:`ray.exceptions.RayActorError`; every wait has a bound.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import ray
 from ray.exceptions import RayActorError
 
 from asyncrl.rollout.coordinator import GroupSummary
@@ -34,16 +36,25 @@ class Expanded:
 
 
 class Coordinators:
-    def __init__(self, handles: Sequence[Any], group_timeout_s: float) -> None:
-        self._handles = dict(enumerate(handles))
+    def __init__(self, handles: Mapping[str, Any], pool: Any, group_timeout_s: float) -> None:
+        """
+        Args:
+            handles: the coordinators by name.
+            pool: the environment pool that they lease slots of.
+        """
+        self._handles, self._pool = dict(handles), pool
         self._timeout_s = group_timeout_s + GRACE_S
-        self._load: Counter[int] = Counter()
+        self._load: Counter[str] = Counter()
 
     async def expand(self, task: Task, key: int) -> Expanded:
         """Grow the training forest of ``task``. Raises what the coordinator raised."""
         async with self._taken(f"the group of {task.env}/{task.id}") as handle:
             summary, samples, record = handle.expand.options(num_returns=3).remote(task, key)
-            return Expanded(await summary, samples, record)
+            try:
+                return Expanded(await summary, samples, record)
+            except asyncio.CancelledError:
+                ray.cancel(summary)  # or the forest would go on growing for nobody
+                raise
 
     async def evaluate(self, task: Task, key: int) -> GroupSummary:
         """One evaluation episode of ``task``."""
@@ -55,13 +66,14 @@ class Coordinators:
     async def _taken(self, what: str) -> AsyncIterator[Any]:
         if not self._handles:
             raise RuntimeError("all coordinators are dead; their logs say why (most often memory: lower tree.leaves)")
-        at = min(self._handles, key=lambda i: self._load[i])
+        at = min(self._handles, key=lambda name: self._load[name])
         self._load[at] += 1
         try:
             async with bounded(self._timeout_s, what, "runtime.group_timeout_s"):
                 yield self._handles[at]
         except RayActorError:
-            self._handles.pop(at, None)
+            if self._handles.pop(at, None) is not None:
+                self._pool.forget.remote(at)
             raise
         finally:
             self._load[at] -= 1

@@ -2,50 +2,109 @@
 
 Invariant: a slot has one user at a time (the pool leases it), so calls on one slot never overlap; calls on different
 slots of one worker run on its threads. Environments are made on first use and kept: a slot is reset, and remade only
-after the pool dropped it.
+after the pool dropped it. Latency asked for by the configuration is slept here, in the thread of the call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
+from asyncrl.config.env import LatencyConfig
 from asyncrl.env import Env, EnvSpec, Trace, replay
 from asyncrl.types import Observation, Step, Task
 
+T = TypeVar("T")
+
+LONGEST_S = 30.0
+"""Longest extra latency of one call: the tail must not reach the time limit of a step."""
+
+
+class Delayed:
+    """An environment whose resets and steps take longer: the same episode (a task and its actions) always as long,
+    wherever it is played."""
+
+    def __init__(self, env: Env, latency: LatencyConfig) -> None:
+        self._env, self._latency, self._episode = env, latency, ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def reset(self, task: Task) -> Observation:
+        self._wait(f"{task.env}/{task.id}/{task.seed}")
+        return self._env.reset(task)
+
+    def step(self, action: str) -> Step:
+        self._wait(f"{self._episode}\n{action}")
+        return self._env.step(action)
+
+    def snapshot(self) -> Any:
+        return self._episode, self._env.snapshot()
+
+    def restore(self, snapshot: Any) -> Observation:
+        self._episode, inner = snapshot
+        return self._env.restore(inner)
+
+    def _wait(self, episode: str) -> None:
+        self._episode = episode
+        extra_s = self._latency.median_s * math.exp(self._latency.sigma * random.Random(episode).gauss(0, 1))
+        time.sleep(min(extra_s, LONGEST_S))
+
 
 class EnvWorker:
-    def __init__(self, spec: EnvSpec, slots: int) -> None:
-        self._spec = spec
+    def __init__(self, spec: EnvSpec, slots: int, latency: LatencyConfig | None = None) -> None:
+        self._spec, self._latency = spec, latency
         self._envs: list[Env | None] = [None] * slots
+        self._calls = [threading.Lock() for _ in range(slots)]
+        self._busy_s = [0.0] * slots
 
-    def _env(self, slot: int) -> Env:
-        env = self._envs[slot]
-        if env is None:
-            env = self._envs[slot] = self._spec.make()
-        return env
+    def _call(self, slot: int, call: Callable[[Env], T]) -> T:
+        """One call on the environment of a slot, which is made if need be; its time counts as busy."""
+        with self._calls[slot]:
+            began = time.monotonic()
+            try:
+                env = self._envs[slot]
+                if env is None:
+                    env = self._spec.make()
+                    self._envs[slot] = env = env if self._latency is None else cast(Env, Delayed(env, self._latency))
+                return call(env)
+            finally:
+                self._busy_s[slot] += time.monotonic() - began
 
     def reset(self, slot: int, task: Task) -> Observation:
-        return self._env(slot).reset(task)
+        return self._call(slot, lambda env: env.reset(task))
 
     def step(self, slot: int, action: str) -> Step:
-        return self._env(slot).step(action)
+        return self._call(slot, lambda env: env.step(action))
 
     def snapshot(self, slot: int) -> Any:
-        return self._env(slot).snapshot()
+        return self._call(slot, lambda env: env.snapshot())
 
     def list_actions(self, slot: int) -> tuple[str, ...] | None:
-        return self._env(slot).list_actions()
+        return self._call(slot, lambda env: env.list_actions())
 
     def restore(self, slot: int, snapshot: Any) -> Observation:
-        return self._env(slot).restore(snapshot)
+        return self._call(slot, lambda env: env.restore(snapshot))
 
-    def replay(self, slot: int, trace: Trace, actions_at_fork: Sequence[str] | None) -> Observation:
+    def replay(self, slot: int, trace: Trace, actions_at_fork: tuple[str, ...] | None) -> Observation:
         """Rebuild an episode and verify every step; raises :class:`asyncrl.env.ReplayMismatch`."""
-        return replay(self._env(slot), trace, None if actions_at_fork is None else tuple(actions_at_fork))
+        return self._call(slot, lambda env: replay(env, trace, actions_at_fork))
 
     def ready(self) -> bool:
         return True
+
+    def settle(self, slot: int) -> None:
+        """Returns when no call runs on the slot."""
+        with self._calls[slot]:
+            return
+
+    def busy_s(self) -> float:
+        """Seconds that all slots together have spent in environment calls that have ended."""
+        return sum(self._busy_s)
 
     def drop(self, slot: int) -> None:
         """Forget and close the environment of one slot; its next use makes another."""

@@ -2,8 +2,8 @@
 
 Invariants: a slot is leased to at most one user at a time; waiting users are served in arrival order; a worker that
 died or hung is killed and replaced, and every lease on it becomes void; an environment that raised is closed and made
-anew without touching its neighbours; a report on a void lease changes nothing. The pool never steps an environment
-itself: users await the worker directly.
+anew without touching its neighbours; a report on a void lease changes nothing; a slot of an owner that died is free
+again once no call runs on it. The pool never steps an environment itself: users await the worker directly.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Awaitable
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from asyncrl.config.env import LatencyConfig
 from asyncrl.env import EnvSpec
 from asyncrl.rollout.env_worker import EnvWorker
 
@@ -36,9 +39,9 @@ class Lease:
     """Actor handle of :class:`EnvWorker`."""
     index: int
     """Which worker of the pool."""
-    life: int
-    """How often that worker had been replaced when the lease was made."""
     slot: int
+    grant: int = 0
+    """Unique number of the lease; 0 while the slot is free."""
 
 
 class EnvPool:
@@ -48,59 +51,107 @@ class EnvPool:
     slots: a lost worker counts all its slots, an environment that raised counts one.
     """
 
-    def __init__(self, spec: EnvSpec, workers: int, slots: int, restart_limit: int = 20) -> None:
-        self._spec, self._slots, self._limit = spec, slots, restart_limit * slots
-        self._lives = [0] * workers
+    def __init__(
+        self, spec: EnvSpec, workers: int, slots: int, restart_limit: int = 20, latency: LatencyConfig | None = None
+    ) -> None:
+        self._spec, self._slots, self._limit, self._latency = spec, slots, restart_limit * slots, latency
         self._workers = [self._spawn() for _ in range(workers)]
-        self._free = deque(Lease(worker, i, 0, slot) for slot in range(slots) for i, worker in enumerate(self._workers))
-        self._waiting: deque[asyncio.Future[Lease]] = deque()
+        self._free = deque(Lease(worker, i, slot) for slot in range(slots) for i, worker in enumerate(self._workers))
+        self._waiting: deque[tuple[str, asyncio.Future[Lease | None]]] = deque()
+        self._held: dict[int, tuple[Lease, str, float]] = {}
+        """By grant: the lease, its owner and since when."""
+        self._grants = count(1)
+        self._dead: set[str] = set()
         self._lost_in_a_row = 0
+        self._ready_at = self._leased_s = self._waited_s = 0.0
 
     def _spawn(self) -> Any:
-        worker = ray.remote(EnvWorker).options(num_cpus=WORKER_CPUS, max_concurrency=self._slots)
-        return worker.remote(self._spec, self._slots)
+        # Two threads more than slots: the pool's own questions never wait for a step, nor a step for them.
+        worker = ray.remote(EnvWorker).options(num_cpus=WORKER_CPUS, max_concurrency=self._slots + 2)
+        return worker.remote(self._spec, self._slots, self._latency)
 
     async def ready(self) -> bool:
         """Returns when every worker answers."""
         await asyncio.gather(*(worker.ready.remote() for worker in self._workers))
+        self._ready_at = _now()
         return True
 
-    async def acquire(self, wait_s: float) -> Lease | None:
-        """The next free slot, or None when none is granted within ``wait_s``."""
-        waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
+    async def stats(self) -> dict[str, float]:
+        """Totals since ``ready``, in seconds: of slots leased, of slots in environment calls (ended ones, of workers
+        that live), of users waiting for slots, and of the pool's own life."""
+        now = _now()
+        leased_s = self._leased_s + sum(now - since for _, _, since in self._held.values())
+        busy = await asyncio.gather(*(_bounded(worker.busy_s.remote()) for worker in self._workers))
+        return {
+            "slots": len(self._workers) * self._slots,
+            "env_busy_s": sum(seconds or 0.0 for seconds in busy),
+            "env_seconds": now - self._ready_at,
+            "leased_s": leased_s,
+            "acquire_wait_s": self._waited_s,
+        }
+
+    async def acquire(self, wait_s: float, owner: str = "") -> Lease | None:
+        """The next free slot, or None when ``owner`` is granted none within ``wait_s`` or was forgotten."""
+        if owner in self._dead:
+            return None
+        waiter: asyncio.Future[Lease | None] = asyncio.get_running_loop().create_future()
+        asked = _now()
+        self._waiting.append((owner, waiter))
         self._serve()
         try:
             await asyncio.wait([waiter], timeout=wait_s)
             return waiter.result() if waiter.done() else None
         except asyncio.CancelledError:
-            if waiter.done():
-                self._return(waiter.result())
+            if waiter.done() and (lease := waiter.result()):
+                self._return(lease)
             raise
         finally:
+            self._waited_s += _now() - asked
             waiter.cancel()
 
     def _serve(self) -> None:
         while self._waiting and self._free:
-            if self._waiting[0].done():  # its caller gave up
+            owner, waiter = self._waiting[0]
+            if waiter.done():  # its caller gave up
                 self._waiting.popleft()
-            elif self._void(lease := self._free.popleft()):
-                continue
-            else:
-                self._waiting.popleft().set_result(lease)
+            elif self._of_this_life(lease := self._free.popleft()):
+                self._waiting.popleft()
+                lease = replace(lease, grant=next(self._grants))
+                self._held[lease.grant] = lease, owner, _now()
+                waiter.set_result(lease)
 
-    def _return(self, lease: Lease) -> None:
-        if not self._void(lease):
-            self._free.append(lease)
-            self._serve()
+    def _of_this_life(self, lease: Lease) -> bool:
+        return bool(lease.worker == self._workers[lease.index])
 
-    def _void(self, lease: Lease) -> bool:
-        return lease.life != self._lives[lease.index]
+    def _end(self, lease: Lease) -> bool:
+        """Make a lease void, its slot not yet free; False where it was void already."""
+        if held := self._held.pop(lease.grant, None):
+            self._leased_s += _now() - held[2]
+        return held is not None
+
+    def _put(self, lease: Lease) -> None:
+        self._free.append(lease)
+        self._serve()
+
+    def _return(self, lease: Lease) -> bool:
+        if ended := self._end(lease):
+            self._put(lease)
+        return ended
 
     async def release(self, lease: Lease) -> None:
-        if not self._void(lease):
+        if self._return(lease):
             self._lost_in_a_row = 0
-            self._return(lease)
+
+    async def forget(self, owner: str, call_s: float = 60.0) -> None:
+        """``owner`` died: grant it nothing more, and free its slots one by one, each when no call runs on it any more;
+        a worker in which a call takes longer than ``call_s`` is replaced."""
+        self._dead.add(owner)
+        for asking, waiter in self._waiting:
+            if asking == owner and not waiter.done():
+                waiter.set_result(None)
+        held = list(self._held.values())
+        for lease in [lease for lease, by, _ in held if by == owner and self._end(lease)]:
+            await self._vacate(lease, lease.worker.settle.remote(lease.slot), call_s)
 
     async def fail(self, lease: Lease, cause: str) -> bool:
         """The worker of ``lease`` cannot be trusted any more: replace it.
@@ -111,7 +162,7 @@ class EnvPool:
         Raises:
             RuntimeError: environments keep failing; something is wrong with the environment itself.
         """
-        if self._void(lease):
+        if not self._end(lease):
             return False
         self._count(self._slots, cause)
         self._replace(lease.index, cause)
@@ -119,20 +170,24 @@ class EnvPool:
 
     async def drop(self, lease: Lease, cause: str) -> bool:
         """The environment of ``lease`` raised: close it and have another made. Returns and raises as ``fail``."""
-        if self._void(lease):
+        if not self._end(lease):
             return False
         self._count(1, cause)
         log.warning("an environment of worker %d (%s) is made anew: %s", lease.index, self._spec.name, cause)
+        await self._vacate(lease, lease.worker.drop.remote(lease.slot), CLOSE_TIMEOUT_S)
+        return True
+
+    async def _vacate(self, lease: Lease, vacated: Awaitable[None], limit_s: float) -> None:
+        """Free the slot of an ended lease once ``vacated`` has come; replace its worker where that takes too long."""
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await lease.worker.drop.remote(lease.slot)
-        except RayTaskError as error:  # it is forgotten all the same
+            async with asyncio.timeout(limit_s):
+                await vacated
+        except RayTaskError as error:  # it is dropped all the same
             log.warning("an environment (%s) did not close cleanly: %r", self._spec.name, error.cause)
         except (TimeoutError, RayError) as error:
-            if not self._void(lease):
-                self._replace(lease.index, f"an environment that raised could not be closed: {error!r}")
-        self._return(lease)
-        return True
+            if self._of_this_life(lease):
+                self._replace(lease.index, f"a slot was not vacated within {limit_s:.0f} s: {error!r}")
+        self._put(lease)
 
     def _count(self, lost: int, cause: str) -> None:
         self._lost_in_a_row += lost
@@ -145,20 +200,27 @@ class EnvPool:
     def _replace(self, index: int, cause: str) -> None:
         log.warning("env worker %d (%s) is replaced: %s", index, self._spec.name, cause)
         ray.kill(self._workers[index])
-        self._lives[index] += 1
+        for lease in [lease for lease, _, _ in self._held.values() if lease.index == index]:
+            self._end(lease)
         self._workers[index] = worker = self._spawn()
-        self._free.extend(Lease(worker, index, self._lives[index], slot) for slot in range(self._slots))
+        self._free.extend(Lease(worker, index, slot) for slot in range(self._slots))
         self._serve()
 
     async def close(self) -> None:
-        closing = [worker.close.remote() for worker in self._workers]
-        await asyncio.wait([asyncio.ensure_future(_settled(ref)) for ref in closing], timeout=CLOSE_TIMEOUT_S)
+        await asyncio.gather(*(_bounded(worker.close.remote()) for worker in self._workers))
         for worker in self._workers:
             ray.kill(worker)
 
 
-async def _settled(ref: Any) -> None:
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _bounded(answer: Awaitable[Any]) -> Any:
+    """None from a worker that is dead, or does not answer in time."""
     try:
-        await ref
-    except RayError as error:
-        log.warning("env worker did not close cleanly: %s", error)
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            return await answer
+    except (TimeoutError, RayError) as error:
+        log.warning("an env worker did not answer: %r", error)
+        return None

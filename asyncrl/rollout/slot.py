@@ -54,14 +54,16 @@ class Slot:
         """The last call: its method, result and time limit in seconds."""
 
     @classmethod
-    async def acquire(cls, pool: Any, timeout_s: float, wait_s: float) -> Slot:
+    async def acquire(cls, pool: Any, timeout_s: float, wait_s: float, owner: str = "") -> Slot:
         """Wait for a free slot, at most ``wait_s``; its calls may take ``timeout_s`` each.
+
+        ``owner`` is the name by which the pool may be told to forget who asks (:meth:`EnvPool.forget`).
 
         Raises:
             SlotLost: no slot became free.
             PoolLost: the pool died or does not answer.
         """
-        asked = asyncio.ensure_future(pool.acquire.remote(wait_s))
+        asked = asyncio.ensure_future(pool.acquire.remote(wait_s, owner))
         try:
             lease = await _answer(asyncio.shield(asked), "acquire", wait_s)
         except BaseException:  # above all a cancelled wait: the pool may grant it all the same

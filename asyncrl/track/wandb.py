@@ -1,7 +1,7 @@
 """Weights & Biases, offline unless the user is logged in.
 
 Invariants: nothing here asks a question or waits longer than ``INIT_TIMEOUT_S``; with ``auto`` a server that does not
-answer means an offline run, never a failed one.
+answer means an offline run, never a failed one; a run folder is one W&B run, however often it is resumed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import netrc
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ import numpy as np
 import wandb
 
 from asyncrl.track.base import Histograms, Metrics
+from asyncrl.track.rundir import write_atomic
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +27,12 @@ Mode = Literal["online", "offline", "disabled"]
 
 INIT_TIMEOUT_S = 30.0
 """Longest wait for the server when a run starts online."""
+
+ID_FILE = "wandb-id"
+"""Of the run folder: the id under which W&B knows the run."""
+
+OVER_STEP = ("sft/",)
+"""Metrics drawn over the step: all of their records are of version 0. The others are drawn over the version."""
 
 
 def logged_in() -> bool:
@@ -55,6 +63,9 @@ class WandbSink:
             wandb.Error: the run cannot start, and ``mode`` is not ``auto``.
         """
         resolved = resolve_mode(mode)
+        if not (folder / ID_FILE).exists():
+            write_atomic(folder / ID_FILE, secrets.token_hex(4))
+        self._seen: set[str] = set()
         try:
             self._run = _init(resolved, project, name, folder, config)
         except Exception as error:
@@ -63,12 +74,17 @@ class WandbSink:
             logger.warning("W&B does not answer (%s); this run is recorded offline", error)
             self._run = _init("offline", project, name, folder, config)
 
-    def log(self, step: int, metrics: Metrics, histograms: Histograms) -> None:
+    def log(self, step: int, version: int, metrics: Metrics, histograms: Histograms) -> None:
         record: dict[str, Any] = dict(metrics)
         for name, values in histograms.items():
             if len(values):
                 record[name] = wandb.Histogram(np.asarray(values, dtype=np.float64))  # type: ignore[arg-type]
-        self._run.log(record, step=step)
+        # By name, because of two patterns that fit a name W&B may take either.
+        for name in record.keys() - self._seen:
+            if not name.startswith(OVER_STEP):
+                self._run.define_metric(name, step_metric="version")
+        self._seen |= record.keys()
+        self._run.log({"version": version, **record}, step=step)
 
     def close(self) -> None:
         self._run.finish()
@@ -78,6 +94,8 @@ def _init(mode: Mode, project: str, name: str, folder: Path, config: Mapping[str
     return wandb.init(
         project=project,
         name=name,
+        id=(folder / ID_FILE).read_text(encoding="utf-8"),
+        resume="allow",
         dir=str(folder),
         mode=mode,
         config=dict(config),

@@ -1,7 +1,8 @@
 """``trees.jsonl``: one completed group a line, as plain JSON (schema: ``docs/trees.md``).
 
-Invariants: a line needs nothing but itself to be read; it is strict JSON (no NaN); the file only grows, and a line
-cut short by a crash is an error that names the line, except at the end of the file.
+Invariants: a line needs nothing but itself to be read; it is strict JSON (no NaN); a line stays in the file, marked
+``superseded`` where a resumed run went back behind it; one cut short by a crash is left out at the end of the file and
+an error that names it anywhere else.
 """
 
 from __future__ import annotations
@@ -12,43 +13,11 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from asyncrl.config.tree import TreeConfig
-from asyncrl.types import Group, LeafRecord, Node, TurnSample
+from asyncrl.types import Group, Node, TurnSample
 
 SCHEMA = 1
 
-
-class NodeRecord(TypedDict):
-    id: int
-    parent: int | None
-    tree: int
-    depth: int
-    observation: str
-    response: str
-    tag: str
-    action: str
-    valid: bool
-    explores: bool
-    reward: float
-    terminated: bool
-    truncated: bool
-    spans: list[list[int]]
-    """``[version, start, end]``."""
-    prompt_tokens: int
-    tokens: int
-    finish: str
-    seconds: float
-    advantage_pos: float
-    advantage_neg: float
-    copies: int
-
-
-class LeafEntry(TypedDict):
-    id: int
-    tree: int
-    node: int
-    reward: float
-    success: bool
-    end: str
+NodeRecord = dict[str, Any]
 
 
 class GroupRecord(TypedDict):
@@ -68,7 +37,7 @@ class GroupRecord(TypedDict):
     seconds: float
     counters: dict[str, int]
     nodes: list[NodeRecord]
-    leaves: list[LeafEntry]
+    leaves: list[dict[str, Any]]
 
 
 class RecordError(ValueError):
@@ -93,7 +62,10 @@ def record_of(group: Group, tree: TreeConfig, samples: Sequence[TurnSample] = ()
         seconds=round(group.seconds, 3),
         counters=dict(group.counters),
         nodes=[_node(node, *credit.get(node.id, (0.0, 0.0, 0))) for node in group.nodes],
-        leaves=[_leaf(leaf) for leaf in group.leaves],
+        leaves=[
+            {"id": x.id, "tree": x.tree, "node": x.node, "reward": x.total_reward, "success": x.success, "end": x.end}
+            for x in group.leaves
+        ],
     )
 
 
@@ -117,16 +89,16 @@ def from_line(line: str) -> GroupRecord:
         record: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise RecordError(f"not a line of JSON: {error}") from error
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        found = record.get("schema") if isinstance(record, dict) else type(record).__name__
+    found = record.get("schema") if isinstance(record, dict) else type(record).__name__
+    if found != SCHEMA:
         raise RecordError(f"expected a group record of schema {SCHEMA}, got {found!r}")
     if missing := GroupRecord.__required_keys__ - record.keys():
         raise RecordError(f"group record lacks {', '.join(sorted(missing))}")
-    return record  # type: ignore[return-value]
+    return record
 
 
 def read(path: str | Path) -> Iterator[GroupRecord]:
-    """The records of a file, oldest first; a last line without its newline was cut short by a crash and is left out.
+    """The records of a file that count, oldest first: neither superseded nor, at the end, cut short by a crash.
 
     Raises:
         RecordError: a line is not a record; the message names the file and the line.
@@ -136,53 +108,35 @@ def read(path: str | Path) -> Iterator[GroupRecord]:
             if not line.endswith("\n"):
                 return
             try:
-                yield from_line(line)
+                record = from_line(line)
             except RecordError as error:
                 raise RecordError(f"{path}, line {number}: {error}") from error
-
-
-def mend(path: str | Path) -> None:
-    """Cut a last line without its newline off a file that is to grow again; a missing file stays missing."""
-    if not Path(path).exists():
-        return
-    with open(path, "rb+") as file:
-        content = file.read()
-        file.truncate(content.rfind(b"\n") + 1)
+            if "superseded" not in record:
+                yield record
 
 
 def _node(node: Node, advantage_pos: float, advantage_neg: float, copies: int) -> NodeRecord:
     turn = node.turn
-    return NodeRecord(
-        id=node.id,
-        parent=node.parent,
-        tree=node.tree,
-        depth=node.depth,
-        observation=turn.observation.text,
-        response=turn.text,
-        tag=turn.parsed.tag,
-        action=turn.parsed.action,
-        valid=turn.parsed.valid,
-        explores=turn.parsed.explores,
-        reward=turn.reward,
-        terminated=turn.terminated,
-        truncated=turn.truncated,
-        spans=[[span.version, span.start, span.end] for span in turn.generation.spans],
-        prompt_tokens=len(turn.prompt_ids),
-        tokens=len(turn.generation.token_ids),
-        finish=turn.generation.finish,
-        seconds=round(turn.generation.seconds, 4),
-        advantage_pos=advantage_pos,
-        advantage_neg=advantage_neg,
-        copies=copies,
-    )
-
-
-def _leaf(leaf: LeafRecord) -> LeafEntry:
-    return LeafEntry(
-        id=leaf.id,
-        tree=leaf.tree,
-        node=leaf.node,
-        reward=leaf.total_reward,
-        success=leaf.success,
-        end=leaf.end,
-    )
+    return {
+        "id": node.id,
+        "parent": node.parent,
+        "tree": node.tree,
+        "depth": node.depth,
+        "observation": turn.observation.text,
+        "response": turn.text,
+        "tag": turn.parsed.tag,
+        "action": turn.parsed.action,
+        "valid": turn.parsed.valid,
+        "explores": turn.parsed.explores,
+        "reward": turn.reward,
+        "terminated": turn.terminated,
+        "truncated": turn.truncated,
+        "spans": [[span.version, span.start, span.end] for span in turn.generation.spans],
+        "prompt_tokens": len(turn.prompt_ids),
+        "tokens": len(turn.generation.token_ids),
+        "finish": turn.generation.finish,
+        "seconds": round(turn.generation.seconds, 4),
+        "advantage_pos": advantage_pos,
+        "advantage_neg": advantage_neg,
+        "copies": copies,
+    }

@@ -40,7 +40,7 @@ class Recount:
     children: int = 0
     """Paths that go on after a branch node beyond the first."""
     repeated_keys: int = 0
-    """Groups whose key an earlier line has already: trained again after a resume."""
+    """Groups whose key an earlier line has already; 0 in a resumed run too, whose superseded lines are not read."""
     counters: Counter[str] = field(default_factory=Counter)
     """The groups' own counters, summed."""
     problems: list[Problem] = field(default_factory=list)

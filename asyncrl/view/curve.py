@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,8 @@ from numpy.typing import NDArray
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+
+from asyncrl.track.jsonl import records
 
 SMOOTHING = 5
 """Batches averaged in the line; the batches themselves stay visible as dots."""
@@ -33,8 +34,9 @@ def read_curve(metrics: Path) -> Curve:
     """Raises ValueError where the file holds no training batch."""
     tokens, success, eval_tokens, eval_success = [], [], [], []
     generated = 0.0
-    for line in metrics.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
+    for record in records(metrics):
+        if "superseded" in record:
+            continue
         if "rollout/success" in record:
             generated += record["rollout/tokens"]
             tokens.append(generated)
@@ -63,14 +65,9 @@ def draw(runs: Mapping[str, Sequence[Path]], out: Path, title: str, reference: t
             smooth /= np.convolve(np.ones(len(curve.success)), kernel, "full")[: len(curve.success)]
             axes.plot(curve.tokens / 1e3, curve.success, ".", color=colour, alpha=0.25, markersize=4)
             axes.plot(curve.tokens / 1e3, smooth, color=colour, label=f"{label}: training" if i == 0 else None)
+            held_out = f"{label}: held-out" if i == 0 else None
             axes.plot(
-                curve.eval_tokens / 1e3,
-                curve.eval_success,
-                "D:",
-                color=colour,
-                markeredgecolor="black",
-                markersize=7,
-                label=f"{label}: held-out" if i == 0 else None,
+                curve.eval_tokens / 1e3, curve.eval_success, "D:", color=colour, mec="black", ms=7, label=held_out
             )
     if reference is not None:
         axes.axhline(reference[1], color="grey", linestyle="--", label=reference[0])

@@ -49,10 +49,17 @@ def wait_for_no_survivor(mark: str, seconds: float = 20) -> list[str]:
     return left
 
 
-def start(arguments: list[str], mark: str, log: Path) -> subprocess.Popen[bytes]:
+FAULTS = Path(__file__).with_name("faults")
+
+
+def start(arguments: list[str], mark: str, log: Path, **variables: object) -> subprocess.Popen[bytes]:
+    """``asyncrl`` with ``arguments``; ``variables`` are environment variables that :data:`FAULTS` reads."""
+    env = environment(mark) | {name: str(value) for name, value in variables.items()}
+    if variables:
+        env["PYTHONPATH"] = str(FAULTS)
     with log.open("wb") as file:
         return subprocess.Popen(
-            [*ASYNCRL, *arguments], cwd=ROOT, env=environment(mark), stdout=file, stderr=subprocess.STDOUT,
+            [*ASYNCRL, *arguments], cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_interruptible,
         )  # fmt: skip
 

@@ -87,8 +87,8 @@ def test_dump_round_trips(tmp_path: Path) -> None:
         ("model.tiny={hidden: 128, heads: 3}", ["model.tiny", "hidden (128)", "multiple of heads (3)"]),
         ("model.tiny={hidden: 128, heads: 4, kv_heads: 3}", ["model.tiny", "heads of kv_heads (3)"]),
         ("model.tiny={hidden: 96, heads: 4}", ["model.tiny", "96 / 4 = 24", "32, 64, 80"]),
-        ("engine.gpus=0.5", ["engine.gpus=0.5 and learner.gpus=0", "both between 0 and 1"]),
-        ("learner.gpus=0.5", ["engine.gpus=0 and learner.gpus=0.5", "both between 0 and 1"]),
+        ("engine.gpus=0.5", ["engine.gpus=0.5 and learner.gpus=0", "both below 1 and together at most 1"]),
+        ("learner.gpus=0.5", ["engine.gpus=0 and learner.gpus=0.5", "both below 1 and together at most 1"]),
         ("track.wandb=onlin", ["track.wandb", "'online'", "got 'onlin'", "did you mean 'online'?"]),
         ("tree=3", ["tree", "expected a section", "roots", "got 3"]),
         ("tree.roots=many", ["tree.roots", "must be a valid integer", "got 'many'"]),
@@ -111,13 +111,14 @@ def test_grpo_on_chains_and_one_shared_gpu_are_fine(tmp_path: Path) -> None:
     path = write(tmp_path, "c.yaml", BASE)
     assert load(path, ["algo.advantage=grpo", "tree.criterion=none"]).algo.advantage == "grpo"
     assert load(path, ["engine.gpus=0.3", "engine.generators=2", "learner.gpus=0.4"]).engine.gpus == 0.3
+    assert load(path, ["engine.gpus=1", "engine.generators=2", "learner.gpus=1"]).engine.gpus == 1
 
 
-@pytest.mark.parametrize("gpus", [("1", "1"), ("0.5", "1"), ("0.6", "0.5")])
-def test_gpus_of_their_own_are_refused(tmp_path: Path, gpus: tuple[str, str]) -> None:
+@pytest.mark.parametrize("gpus", [("0.5", "1"), ("0.6", "0.5"), ("2", "2"), ("0", "1")])
+def test_gpus_that_no_transport_joins_are_refused(tmp_path: Path, gpus: tuple[str, str]) -> None:
     message = problem(tmp_path, BASE, f"engine.gpus={gpus[0]}", f"learner.gpus={gpus[1]}")
     assert f"engine.gpus={gpus[0]} and learner.gpus={gpus[1]}" in message
-    assert "NCCL" in message
+    assert "a GPU for each actor" in message
 
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:

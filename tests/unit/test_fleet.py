@@ -12,7 +12,8 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from asyncrl.config.engine import EngineConfig
-from asyncrl.engine.base import EngineDied
+from asyncrl.engine import fleet as module
+from asyncrl.engine.base import EngineDied, EngineFenced
 from asyncrl.engine.fleet import Fleet, GenerationFailed, GeneratorDied
 from asyncrl.engine.scripted import ScriptedEngine
 from asyncrl.types import Sampling
@@ -95,39 +96,102 @@ def test_a_generator_that_does_not_answer_in_time_is_named() -> None:
 
 
 def test_broadcasts_reach_all_and_counters_sum() -> None:
-    async def main() -> tuple[list[int], dict[str, float], list[list[list[float]]]]:
+    async def main() -> tuple[dict[str, float], list[list[list[float]]]]:
         fleet = Fleet([Handle(), Handle(), Handle()], CONFIG)
         await fleet.start()
-        await fleet.pause()
+        assert await fleet.pause() == [0, 1, 2]
         waiting = [asyncio.create_task(fleet.generate([1, 2], SAMPLING, key=str(i))) for i in range(6)]
         await asyncio.sleep(0.01)
         assert not any(task.done() for task in waiting)
-        await fleet.update_weight_version(5)
-        await fleet.resume()
+        assert await fleet.update_weight_version(5, [0, 1, 2]) == [0, 1, 2]
+        assert await fleet.resume() == [0, 1, 2]
         answers = await asyncio.gather(*waiting)
         assert {answer.spans[0].version for answer in answers} == {5}
-        return await fleet.versions(), await fleet.stats(), await fleet.score_everywhere([([1, 2, 3], 1), ([1, 2], 1)])
+        return await fleet.stats(), await fleet.score_everywhere([([1, 2, 3], 1), ([1, 2], 1)])
 
-    versions, stats, scores = asyncio.run(main())
-    assert versions == [5, 5, 5]
+    stats, scores = asyncio.run(main())
     assert stats["requests"] == 6
     assert stats["prompt_tokens"] == 12
     assert [[len(one) for one in each] for each in scores] == [[2, 1]] * 3
 
 
-def test_a_failed_broadcast_names_the_generator() -> None:
-    handles = [Handle(), Handle()]
-    handles[1].failure = TimeoutError("pause took longer than 120 s")
-    with pytest.raises(RuntimeError, match="generator-1: pause failed: pause took longer"):
-        asyncio.run(Fleet(handles, CONFIG).pause())
+LATE = TimeoutError("pause took longer than 120 s")
 
 
-@pytest.mark.parametrize("method", ["pause", "resume", "versions"])
-def test_a_broadcast_says_that_a_generator_died_and_what_to_do(method: str) -> None:
+@pytest.mark.parametrize(("failure", "cause"), [(LATE, "pause failed: pause took longer"), (ACTOR_DIED, "died")])
+def test_who_fails_a_broadcast_is_named_and_the_others_go_on(
+    failure: Exception, cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
     handles = [Handle(), Handle()]
-    handles[1].failure = ActorDiedError()
-    with pytest.raises(GeneratorDied, match=r"^generator-1 died: .*Ray's session logs.*start the run again$"):
-        asyncio.run(getattr(Fleet(handles, CONFIG), method)())
+    handles[1].failure = failure
+    assert asyncio.run(Fleet(handles, CONFIG).pause()) == [0]
+    assert f"generator-1{' ' if cause == 'died' else ': '}{cause}" in caplog.text
+
+
+def test_the_dead_are_asked_nothing_more_and_without_the_living_there_is_no_publish() -> None:
+    handles = [Handle(), Handle()]
+
+    async def main() -> None:
+        fleet = Fleet(handles, CONFIG)
+        handles[0].failure = ActorDiedError()
+        assert await fleet.pause() == [1]
+        handles[0].failure = None  # would answer again, if it were asked
+        assert await fleet.resume() == [1]
+        assert len(await fleet.score_everywhere([([1, 2], 1)])) == 1
+        handles[1].failure = ActorDiedError()
+        with pytest.raises(GeneratorDied, match=r"^all 2 generators are dead; the last: generator-1 died: .*again$"):
+            await fleet.pause()
+
+    asyncio.run(main())
+
+
+def test_a_start_that_fails_is_raised() -> None:
+    handles = [Handle(), Handle()]
+    handles[1].failure = RuntimeError("no such model")
+    with pytest.raises(RuntimeError, match="generator-1: start failed: no such model"):
+        asyncio.run(Fleet(handles, CONFIG).start())
+
+
+FENCED = RayTaskError("generate", "", EngineFenced("the last publish did not reach it")).as_instanceof_cause()
+
+
+def test_a_fenced_generator_is_routed_around_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FENCED_RETRY_S", 0.05)
+    handles = [Handle(), Handle()]
+
+    async def main() -> None:
+        fleet = Fleet(handles, CONFIG)
+        handles[0].failure = FENCED
+        for i in range(10):
+            await fleet.generate([1], SAMPLING, key=f"a{i}", near=str(i))
+        assert {f"a{i}" for i in range(10)} <= set(handles[1].keys)
+        assert len(await fleet.score_everywhere([([1, 2], 1)])) == 1
+        handles[0].failure = None
+        await asyncio.sleep(0.06)
+        for i in range(10, 20):
+            await fleet.generate([1], SAMPLING, key=f"b{i}", near=str(i))
+        assert any(key.startswith("b") for key in handles[0].keys)
+
+    asyncio.run(main())
+
+
+def test_a_turn_waits_for_the_publish_that_ends_the_fence_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FENCED_RETRY_S", 0.01)
+    handles = [Handle(), Handle()]
+
+    async def main() -> None:
+        fleet = Fleet(handles, CONFIG.model_copy(update={"generate_timeout_s": 0.2}))
+        for handle in handles:
+            handle.failure = FENCED
+        turn = asyncio.create_task(fleet.generate([1], SAMPLING, key="a"))
+        await asyncio.sleep(0.05)
+        handles[1].failure = None
+        assert (await turn).token_ids == (2,)
+        handles[1].failure = FENCED
+        with pytest.raises(GenerationFailed, match=r"turn b: every generator was fenced for 0\.2 s"):
+            await fleet.generate([1], SAMPLING, key="b")
+
+    asyncio.run(main())
 
 
 def test_counters_survive_a_death() -> None:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from asyncrl.config.algo import AlgoConfig
 from asyncrl.config.env import EnvConfig
 from asyncrl.config.run import RunConfig
 from asyncrl.config.runtime import RuntimeConfig
 from asyncrl.config.tree import TreeConfig
 from asyncrl.rollout.coordinator import GroupSummary
 from asyncrl.rollout.coordinators import Expanded
+from asyncrl.runtime.admission import Late
+from asyncrl.runtime.ledger import GIVEN_UP, LATE, TRAINED
 from asyncrl.runtime.loop import ATTEMPTS, LOST_IN_A_ROW, Loop
 from asyncrl.runtime.sampler import TaskSampler
+from asyncrl.runtime.state import RunState
 from asyncrl.runtime.system import System
 from asyncrl.track.base import Tracker
 from asyncrl.types import Task
@@ -60,22 +66,26 @@ class World:
         await self.pause_somewhat()
         return {"updates": 1.0, "digests_checked": 1.0, "digest_mismatches": 0.0}
 
-    async def send_weights(self) -> None:
-        assert self.paused
+    async def send_weights(self, members: Sequence[int]) -> tuple[float, dict[int, str]]:
+        assert self.paused and members == [0]
         await self.pause_somewhat()
+        return 0.0, {}
 
     async def logprobs(self, probes: Sequence[Any]) -> list[list[float]]:
         return [[-1.0] for _ in probes]
 
     # Generators
-    async def pause(self) -> None:
+    async def pause(self) -> list[int]:
         self.paused = True
+        return [0]
 
-    async def resume(self) -> None:
+    async def resume(self) -> list[int]:
         self.paused = False
+        return [0]
 
-    async def update_weight_version(self, version: int) -> None:
+    async def update_weight_version(self, version: int, members: Sequence[int]) -> list[int]:
         self.served = version
+        return list(members)
 
     async def score_everywhere(self, probes: Sequence[Any]) -> list[list[list[float]]]:
         return [[[-1.0 - 1e-4] for _ in probes]]
@@ -84,40 +94,58 @@ class World:
 def summary(first: int, last: int, leaves: int, counters: dict[str, int]) -> GroupSummary:
     return GroupSummary(
         leaves=leaves, successes=1, turns=3, valid_turns=3, exploring_turns=1, branched_turns=1,
-        leaf_turns_mean=2.0, tokens=30, prompt_tokens=90,
+        leaf_turns=4, tokens=30, prompt_tokens=90,
         spans={(first, last): 3}, counters=counters, seconds=0.1, probe=((1, 2), 1),
     )  # fmt: skip
 
 
-def run(world: World, updates: int = 6, groups: int = 3, max_lag: int = 2) -> tuple[Loop, list[tuple[int, int, Any]]]:
-    config = RunConfig(
+def configuration(updates: int = 6, groups: int = 3, max_lag: int = 2, late: Late = "wait") -> RunConfig:
+    return RunConfig(
         env=EnvConfig(name="pantry"),
         tree=TreeConfig(roots=2, leaves=4),
-        runtime=RuntimeConfig(versions=updates, groups_per_batch=groups, max_lag=max_lag),
+        algo=AlgoConfig(proximal="recomputed", weights="token") if late == "correct" else AlgoConfig(),
+        runtime=RuntimeConfig(versions=updates, groups_per_batch=groups, max_lag=max_lag, late=late),
     )
-    parts: Any = world
-    system = System(parts, parts, parts)
+
+
+def run(world: World, updates: int = 6, groups: int = 3, max_lag: int = 2, late: Late = "wait") -> tuple[RunState, Any]:
     recorded: list[tuple[int, int, Any]] = []
+    saved: list[Saved] = []
+    state = RunState()
+    loop = loop_over(world, configuration(updates, groups, max_lag, late), state, recorded, saved)
+    asyncio.run(asyncio.wait_for(loop.run(), 60))
+    return state, recorded
+
+
+Saved = tuple[str, dict[int, Expanded], int]
+"""What a checkpoint holds: state as JSON text, ready groups, and how many batches were recorded."""
+
+
+def loop_over(world: World, config: RunConfig, state: RunState, recorded: list[Any], saved: list[Saved]) -> Loop:
+    parts: Any = world
 
     async def record(version: int, update: int, records: Sequence[Any]) -> None:
         recorded.append((version, update, list(records)))
 
     async def after_publish(version: int) -> None:
         assert version == world.served
+        await world.pause_somewhat()
+        saved.append(
+            (json.dumps(state.to_json()), {key: ready.group for key, ready in state.ready.items()}, len(recorded))
+        )
 
     sampler = TaskSampler("pantry", [str(i) for i in range(7)], seed=0)
-    loop = Loop(config, system, sampler, Tracker([]), record, after_publish)
-    asyncio.run(asyncio.wait_for(loop.run(), 60))
-    return loop, recorded
+    return Loop(config, System(parts, parts, parts, parts), sampler, Tracker([]), state, record, after_publish)
 
 
 @pytest.mark.parametrize("max_lag", [0, 1, 2, 5])
 @pytest.mark.parametrize("seed", range(5))
 def test_every_admitted_group_is_trained_once_within_the_bound(max_lag: int, seed: int) -> None:
     world = World(seed)
-    loop, recorded = run(world, max_lag=max_lag)
+    state, recorded = run(world, max_lag=max_lag)
     assert sorted(world.trained) == list(range(18))
-    assert max(loop.totals.lags) <= max_lag
+    assert max(state.totals.lags) <= max_lag
+    assert [entry.position for entry in sorted(state.ledger, key=lambda e: e.position)] == list(range(18))
     assert [version for version, _, _ in recorded] == list(range(6))
     assert [len(records) for _, _, records in recorded] == [3] * 6
     assert not world.paused
@@ -131,19 +159,19 @@ def test_groups_expand_while_the_learner_trains() -> None:
 
 def test_synchronous_mode_has_no_lag() -> None:
     world = World(1)
-    loop, _ = run(world, max_lag=0)
-    assert set(loop.totals.lags) == {0}
+    state, _ = run(world, max_lag=0)
+    assert set(state.totals.lags) == {0}
     assert world.most == 3
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_lost_groups_are_admitted_again_and_counted(seed: int) -> None:
     world = World(seed, loss_share=0.3)
-    loop, recorded = run(world)
+    state, recorded = run(world)
     tasks = Counter(key for _, _, records in recorded for key in (record["key"] for record in records))
     assert len(tasks) == 18
     assert set(tasks.values()) == {1}
-    assert loop.totals.lost > 0
+    assert state.totals.lost > 0
 
 
 def test_a_group_short_of_leaves_is_not_trained() -> None:
@@ -158,12 +186,13 @@ def test_a_group_short_of_leaves_is_not_trained() -> None:
 def test_a_task_that_can_never_end_is_dropped_and_the_run_goes_on(cause: str, losses: int) -> None:
     world = World(0)
     world.hopeless = {"3": cause}
-    loop, recorded = run(world)
+    state, recorded = run(world)
     assert sum(len(records) for _, _, records in recorded) == 18
-    assert list(loop.totals.dropped) == ["3"]
-    assert cause in loop.totals.dropped["3"]
-    assert loop.totals.lost >= losses  # the task comes again in a later pass, and is then tried once
-    assert loop.totals.counters[cause] == 2 * loop.totals.lost
+    given_up = [entry for entry in state.ledger if entry.outcome == GIVEN_UP]
+    assert {entry.task for entry in given_up} == {"3"}
+    assert all(cause in entry.cause for entry in given_up)
+    assert state.totals.lost == losses * len(given_up)
+    assert state.totals.counters[cause] == 2 * state.totals.lost
 
 
 def test_engine_and_learner_that_disagree_after_a_publish_end_the_run() -> None:
@@ -177,8 +206,8 @@ def test_engine_and_learner_that_disagree_after_a_publish_end_the_run() -> None:
 
 
 def test_lag_is_measured_in_versions_and_in_updates() -> None:
-    loop, _ = run(World(2), max_lag=2)
-    assert loop.update == loop.version == 6
+    state, _ = run(World(2), max_lag=2)
+    assert state.update == state.version == 6
 
 
 def test_a_run_that_only_loses_groups_gives_up_and_says_why() -> None:
@@ -198,10 +227,71 @@ def test_the_sampler_gives_every_task_once_a_pass_whatever_the_order_of_asking()
 
 def test_a_run_resumes_generation_after_a_failed_transfer() -> None:
     class Failing(World):
-        async def send_weights(self) -> None:
+        async def send_weights(self, members: Sequence[int]) -> tuple[float, dict[int, str]]:
             raise ConnectionError("the transfer broke")
 
     world = Failing(0)
     with pytest.raises(ExceptionGroup):
         run(world)
     assert not world.paused
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_run_that_is_ended_anywhere_goes_on_from_its_checkpoint_and_trains_every_task_once(seed: int) -> None:
+    rng = random.Random(seed)
+    recorded: list[tuple[int, int, Any]] = []
+    saved: list[Saved] = [(json.dumps(RunState().to_json()), {}, 0)]
+    config = configuration(max_lag=rng.randrange(4))
+    ends = 0
+
+    async def lead(state: RunState) -> bool:
+        world = World(rng.randrange(2**31), loss_share=0.1)
+        world.served = state.version
+        going = asyncio.ensure_future(loop_over(world, config, state, recorded, saved).run())
+        for _ in range(rng.randrange(90)):
+            await asyncio.sleep(0)
+        if going.done():
+            going.result()
+            return True
+        going.cancel()
+        await asyncio.wait([going])
+        return False
+
+    while True:
+        text, groups, batches = saved[-1]
+        del recorded[batches:]  # what came after the checkpoint is not of its lineage
+        state = RunState.from_json(json.loads(text), groups)
+        if asyncio.run(lead(state)):
+            break
+        ends += 1
+        assert ends < 5000
+    assert ends > 1
+    assert sorted(entry.position for entry in state.ledger) == list(range(len(state.ledger)))
+    trained = [entry.key for entry in state.ledger if entry.outcome == TRAINED]
+    assert len(trained) == 18 and len(state.ledger) - 18 == state.ledger.count(GIVEN_UP)
+    assert sorted(trained) == sorted(record["key"] for _, _, records in recorded for record in records)
+    assert max(state.totals.lags) <= config.runtime.lag_bound
+
+
+@pytest.mark.parametrize("late", ["drop", "correct"])
+def test_a_straggler_is_dropped_or_trained_late_without_holding_the_others(late: Late) -> None:
+    class Straggling(World):
+        async def expand(self, task: Task, key: int) -> Expanded:
+            first = self.served
+            while key == 1 and self.served < 4:
+                await asyncio.sleep(0)
+            group = await super().expand(task, key)
+            return replace(group, summary=summary(first, self.served, 2, {"triggers": 1}))
+
+    state, _ = run(Straggling(0), max_lag=1, late=late)
+    (entry,) = [entry for entry in state.ledger if entry.key == 1]
+    assert len(state.ledger) == 18 + (late == "drop")
+    assert state.ledger.count(TRAINED) == 18
+    assert entry.outcome == (LATE if late == "drop" else TRAINED)
+    assert (max(state.totals.lags) > 1) == (late == "correct")
+
+
+def test_the_ledger_refuses_a_task_that_is_trained_twice() -> None:
+    state, _ = run(World(0))
+    with pytest.raises(RuntimeError, match="was trained at version"):
+        state.ledger.add(next(iter(state.ledger)))

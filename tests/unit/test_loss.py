@@ -41,6 +41,7 @@ def tensors(tokens: list[dict]) -> Tokens:
             advantage_pos=column([sum(max(a, 0) for a in t["advantages"]) for t in tokens]),
             advantage_neg=column([sum(min(a, 0) for a in t["advantages"]) for t in tokens]),
             copies=column([len(t["advantages"]) for t in tokens]),
+            turn=torch.arange(len(tokens)),
         ),
         logprobs=column([t["logprob"] for t in tokens], grad=True),
         entropy=column([t["entropy"] for t in tokens], grad=True),
@@ -139,7 +140,7 @@ def test_diagnostics_by_hand() -> None:
     ]
     part = policy_loss(*tensors(tokens), AlgoConfig(kl_coef=0, entropy_coef=0))
     assert part.weight == 6
-    assert part.sums["clipped"] == 4
+    assert [part.sums[name] for name in ("clipped", "clipped_low", "clipped_high")] == [4, 2, 1]
     assert part.sums["ratio"] == pytest.approx(1.5 + 2 * 0.5 + 4 + 2)
     assert part.maxima["ratio_max"] == pytest.approx(4)
     assert part.sums["policy_loss"] == pytest.approx(-1.2 + 2 * 0.8 + 3 + 0)

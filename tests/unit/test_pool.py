@@ -1,21 +1,29 @@
-"""Pool, slots and workers in one process: who gets a slot, what a failure takes with it, and that no lease is lost."""
+"""Pool, slots and workers in one process: who gets a slot, what a failure takes with it, and that no lease is lost or
+given twice; how long slow environments take."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import math
+import random
 import threading
+from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from functools import partial
+from statistics import median, stdev
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from asyncrl.config.env import LatencyConfig
 from asyncrl.env import Env, EnvSpec, ReplayMismatch, Trace
 from asyncrl.rollout import pool as pool_module
 from asyncrl.rollout import slot as slot_module
-from asyncrl.rollout.env_worker import EnvWorker
+from asyncrl.rollout.env_worker import LONGEST_S, EnvWorker
 from asyncrl.rollout.pool import EnvPool
 from asyncrl.rollout.slot import PoolLost, Slot, SlotLost
 from asyncrl.types import Observation, Step, Task
@@ -28,6 +36,7 @@ class Moody(Env):
 
     role: ClassVar[str] = "You test."
     max_turns: ClassVar[int] = 50
+    can_snapshot: ClassVar[bool] = True
     gate: ClassVar[threading.Event] = threading.Event()
     closed: ClassVar[list[Moody]] = []
 
@@ -52,6 +61,13 @@ class Moody(Env):
         self.seen += action
         return Step(Observation(self.seen, goal=""), 0.0, False, False, {})
 
+    def snapshot(self) -> str:
+        return self.seen
+
+    def restore(self, snapshot: str) -> Observation:
+        self.seen = snapshot
+        return Observation(self.seen, goal="")
+
     def close(self) -> None:
         self.closed.append(self)
         self.closing()
@@ -72,6 +88,7 @@ class Handle:
 
     def _begin(self, method: Any, *args: Any) -> asyncio.Future[Any]:
         answer = asyncio.get_running_loop().create_future()
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody need hear it
         if self._dead:
             answer.set_exception(ActorDiedError())
         else:
@@ -99,7 +116,7 @@ class LocalPool(EnvPool):
 
     def _spawn(self) -> Any:
         self.spawned += 1
-        return Handle(EnvWorker(self._spec, self._slots))
+        return Handle(EnvWorker(self._spec, self._slots, self._latency))
 
 
 @pytest.fixture(autouse=True)
@@ -212,7 +229,7 @@ def test_a_time_limit_replaces_the_worker_and_voids_its_leases() -> None:
         assert not await pool.fail(stale, "late") and not await pool.drop(stale, "later")
         assert pool.spawned == 2 and Moody.closed == []
         fresh = [await take(handle, wait_s=1), await take(handle, wait_s=1)]
-        assert [slot._lease.life for slot in fresh] == [1, 1]
+        assert all(slot._lease.worker is pool._workers[0] for slot in fresh)
         with pytest.raises(SlotLost):
             await take(handle, wait_s=0.02)
 
@@ -232,7 +249,7 @@ def test_an_environment_that_raises_is_made_anew_and_its_neighbours_go_on(action
         assert pool.spawned == 1 and len(Moody.closed) == 1
         bad.release()  # a no-op: the pool has the slot already
         again = await take(handle, wait_s=1)
-        assert again._lease == bad._lease
+        assert (again._lease.worker, again._lease.slot) == (bad._lease.worker, bad._lease.slot)
         assert (await again.step("c")).observation.text == "c"
         with pytest.raises(SlotLost):
             await take(handle, wait_s=0.02)
@@ -251,7 +268,8 @@ def test_an_environment_that_cannot_be_closed_takes_its_worker(monkeypatch: pyte
         bad = await take(handle)
         with pytest.raises(SlotLost, match="KeyError"):
             await bad.step("raise")
-        assert (await take(handle, wait_s=1))._lease.life == 1 and pool.spawned == 2
+        await take(handle, wait_s=1)
+        assert pool.spawned == 2
 
     run(main())
 
@@ -263,7 +281,8 @@ def test_an_environment_that_does_not_close_cleanly_is_forgotten(monkeypatch: py
         pool, handle = make()
         with pytest.raises(SlotLost):
             await (await take(handle)).step("raise")
-        assert (await take(handle, wait_s=1))._lease.life == 0 and pool.spawned == 1
+        await take(handle, wait_s=1)
+        assert pool.spawned == 1
 
     run(main())
 
@@ -287,18 +306,19 @@ def test_a_step_that_outlives_its_caller_keeps_the_slot_until_it_ends() -> None:
     run(main())
 
 
-@pytest.mark.parametrize(("action", "life"), [("wait", 1), ("raise", 0)])
-def test_a_step_that_fails_after_its_caller_left_is_reported(action: str, life: int) -> None:
+@pytest.mark.parametrize(("action", "timeout_s", "spawned"), [("wait", 0.1, 2), ("raise", 5, 1)])
+def test_a_step_that_fails_after_its_caller_left_is_reported(action: str, timeout_s: float, spawned: int) -> None:
     async def main() -> None:
-        _, handle = make()
-        first = await take(handle, timeout_s=0.1)
+        pool, handle = make()
+        first = await take(handle)
+        first._timeout_s = timeout_s
         stepping = asyncio.create_task(first.step(action))
         await asyncio.sleep(0)
         stepping.cancel()
         await asyncio.gather(stepping, return_exceptions=True)
         first.release()
-        assert (await take(handle, wait_s=2))._lease.life == life
-        assert len(Moody.closed) == 1 - life
+        await take(handle, wait_s=2)
+        assert (pool.spawned, len(Moody.closed)) == (spawned, 2 - spawned)
 
     run(main())
 
@@ -360,3 +380,242 @@ def test_a_silent_or_dead_pool_is_named(monkeypatch: pytest.MonkeyPatch) -> None
             await take(handle)
 
     run(main())
+
+
+def test_what_a_dead_owner_held_is_free_once_no_call_runs_on_it_and_no_sooner() -> None:
+    async def main() -> None:
+        pool, handle = make(slots=2)
+        idle = await Slot.acquire(handle, 5, 5, "dead")
+        stepping = await Slot.acquire(handle, 5, 5, "dead")
+        waiting = asyncio.create_task(Slot.acquire(handle, 5, 5, "dead"))
+        running = asyncio.create_task(stepping.step("wait"))
+        await asyncio.sleep(0.05)
+        forgetting = asyncio.create_task(pool.forget("dead"))
+        with pytest.raises(SlotLost, match="no environment slot"):
+            await waiting
+        with pytest.raises(SlotLost, match="no environment slot"):  # nor is it ever granted another
+            await Slot.acquire(handle, 5, 5, "dead")
+        first = await take(handle)
+        assert first._lease.slot == idle._lease.slot
+        await pool.release(idle._lease)  # late reports of the dead change nothing
+        assert not await pool.fail(idle._lease, "late") and not await pool.drop(stepping._lease, "late")
+        with pytest.raises(SlotLost):
+            await take(handle, wait_s=0.05)
+        assert not forgetting.done()
+        Moody.gate.set()
+        await forgetting
+        second = await take(handle, wait_s=1)
+        assert second._lease.slot == stepping._lease.slot and pool.spawned == 1
+        await running
+
+    run(main())
+
+
+def test_a_call_of_a_dead_owner_that_does_not_end_takes_its_worker() -> None:
+    async def main() -> None:
+        pool, handle = make(slots=2)
+        hung, neighbour = await Slot.acquire(handle, 5, 5, "dead"), await take(handle)
+        running = asyncio.create_task(hung.step("wait"))
+        await asyncio.sleep(0.05)
+        await pool.forget("dead", 0.05)
+        with pytest.raises(SlotLost):
+            await neighbour.step("a")
+        with pytest.raises(SlotLost):
+            await running
+        await take(handle, wait_s=1)
+        await take(handle, wait_s=1)
+        assert pool.spawned == 2
+
+    run(main())
+
+
+class Worker:
+    """Like :class:`EnvWorker`, in coroutines; a call that begins while another runs on its slot is noticed."""
+
+    overlaps: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        self.running: defaultdict[int, int] = defaultdict(int)
+
+    async def step(self, slot: int, ticks: int | None) -> None:
+        Worker.overlaps += self.running[slot] > 0
+        self.running[slot] += 1
+        if ticks is None:
+            await asyncio.sleep(60)
+        for _ in range(ticks or 0):
+            await asyncio.sleep(0)
+        self.running[slot] -= 1
+        if ticks == 1:
+            raise KeyError("the environment")
+
+    async def settle(self, slot: int) -> None:
+        while self.running[slot]:
+            await asyncio.sleep(0)
+
+    async def drop(self, slot: int) -> None:
+        Worker.overlaps += self.running[slot] > 0
+        await asyncio.sleep(0)
+
+
+class CoroutinePool(EnvPool):
+    def _spawn(self) -> Any:
+        return Handle(Worker())
+
+
+class Audience:
+    """Owners that lease, step, fail and die at random, and a record of their own of who holds what."""
+
+    def __init__(self, seed: int, workers: int, slots: int) -> None:
+        self.rng = random.Random(seed)
+        self.pool = CoroutinePool(EnvSpec("none", "none:None"), workers, slots, restart_limit=10**6)
+        self.handle = Handle(self.pool)
+        self.total = workers * slots
+        self.holders: dict[tuple[Any, int], str] = {}
+
+    async def user(self, owner: str) -> None:
+        for _ in range(self.rng.randint(1, 4)):
+            lease = await self.handle.acquire.remote(5, owner)
+            assert lease is not None, "only the dead are refused"
+            place = lease.worker, lease.slot
+            assert place not in self.holders
+            self.holders[place] = owner
+            report, *cause = await self._steps(lease)
+            del self.holders[place]
+            await report.remote(lease, *cause)
+
+    async def _steps(self, lease: Any) -> tuple[Any, ...]:
+        """How the lease ends."""
+        for _ in range(self.rng.randint(0, 3)):
+            ticks = self.rng.choice([1, 2, 3, 5, 8, None])
+            try:
+                async with asyncio.timeout(0.005 if ticks is None else 5):
+                    await asyncio.shield(lease.worker.step.remote(lease.slot, ticks))
+            except RayTaskError:
+                return self.handle.drop, "raised"
+            except (TimeoutError, ActorDiedError):
+                return self.handle.fail, "hung or dead"
+        return (self.handle.release,)
+
+    async def life(self, owner: str) -> None:
+        users = [asyncio.create_task(self.user(owner)) for _ in range(3)]
+        if self.rng.random() < 0.6:
+            for _ in range(self.rng.randint(0, 20)):
+                await asyncio.sleep(0)
+            for task in users:
+                task.cancel()
+            results = await asyncio.gather(*users, return_exceptions=True)
+            for place in [place for place, by in self.holders.items() if by == owner]:
+                del self.holders[place]
+            await self.pool.forget(owner, 0.005)
+        else:
+            results = await asyncio.gather(*users, return_exceptions=True)
+        failures = [result for result in results if isinstance(result, Exception)]
+        assert not failures, failures
+
+    async def play(self) -> None:
+        async with asyncio.TaskGroup() as lives:
+            for number in range(4):
+                lives.create_task(self.life(f"owner {number}"))
+        free = [await self.pool.acquire(1) for _ in range(self.total)]
+        places = {(id(lease.worker), lease.slot) for lease in free if lease is not None}
+        assert len(places) == self.total, "a slot leaked"
+        assert await self.pool.acquire(0.001) is None, "a slot doubled"
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), workers=st.integers(1, 3), slots=st.integers(1, 3))
+def test_no_slot_is_ever_leased_or_called_twice_at_a_time_and_none_leaks(seed: int, workers: int, slots: int) -> None:
+    Worker.overlaps = 0
+    asyncio.run(Audience(seed, workers, slots).play())
+    assert Worker.overlaps == 0
+
+
+def test_stats_add_up_leases_waits_and_environment_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 100.0
+    monkeypatch.setattr(pool_module, "_now", lambda: clock)
+    latency = LatencyConfig(median_s=0.02, sigma=0)
+
+    async def main() -> None:
+        nonlocal clock
+        pool = LocalPool(EnvSpec("moody", f"{__name__}:Moody"), 1, 2, latency=latency)
+        handle = Handle(pool)
+        await pool.ready()
+        clock = 103.0
+        first = await take(handle)
+        await first.step("a")
+        second = await take(handle)
+        waiting = asyncio.create_task(take(handle))
+        await asyncio.sleep(0.02)
+        clock = 110.0
+        first.release()
+        third = await waiting
+        clock = 112.0
+        stats = await pool.stats()
+        busy = stats.pop("env_busy_s")
+        assert stats == {"slots": 2, "env_seconds": 12.0, "leased_s": 7.0 + 9.0 + 2.0, "acquire_wait_s": 7.0}
+        assert 4 * 0.02 <= busy < 4
+        await pool.fail(second._lease, "gone")
+        clock = 120.0
+        stats = await pool.stats()
+        assert (stats["leased_s"], stats["env_busy_s"]) == (18.0, 0.0)
+        third.release()
+        pool._workers[0].kill()
+        assert (await pool.stats())["env_busy_s"] == 0.0
+
+    run(main())
+
+
+@pytest.fixture
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    seconds: list[float] = []
+    monkeypatch.setattr("asyncrl.rollout.env_worker.time.sleep", seconds.append)
+    return seconds
+
+
+def slow(median_s: float = 0.3, sigma: float = 1.2) -> EnvWorker:
+    return EnvWorker(EnvSpec("moody", f"{__name__}:Moody"), 2, LatencyConfig(median_s=median_s, sigma=sigma))
+
+
+def test_latency_depends_on_the_task_and_the_actions_alone(slept: list[float]) -> None:
+    trace = Trace(TASK, slow().reset(0, TASK))
+    one, other = slow(), slow()
+    slept.clear()
+    one.reset(0, TASK)
+    for action in "ab":
+        trace.add(action, one.step(0, action))
+    snapshot = one.snapshot(0)
+    one.step(0, "c")
+    played, slept[:] = slept[:], []
+    assert len(set(played)) == 4
+    other.replay(1, trace, None)  # a replay takes as long as the episode did
+    other.step(1, "c")
+    assert slept == played
+    slept.clear()
+    other.restore(0, snapshot)
+    other.step(0, "c")
+    assert slept == played[3:]
+    slept.clear()
+    other.reset(0, Task("moody", "0", seed=1))
+    other.reset(0, Task("moody", "1"))
+    one.reset(1, TASK)
+    one.step(1, "b")
+    assert not set(slept) & set(played[1:]) and slept[2] == played[0]
+
+
+def test_latency_is_log_normal_and_stays_below_a_step_s_time_limit(slept: list[float]) -> None:
+    worker = slow()
+    for number in range(4000):
+        worker.reset(0, Task("moody", str(number)))
+    logs = [math.log(seconds) for seconds in slept]
+    assert abs(median(logs) - math.log(0.3)) < 0.06  # three standard errors: 1.2 * 1.25 / sqrt(4000) each
+    assert abs(stdev(logs) - 1.2) < 0.04
+    slow(median_s=1e4, sigma=0).reset(0, TASK)
+    assert slept[-1] == LONGEST_S
+
+
+def test_an_environment_without_latency_sleeps_not_and_is_not_wrapped(slept: list[float]) -> None:
+    worker = EnvWorker(EnvSpec("moody", f"{__name__}:Moody"), 1)
+    worker.reset(0, TASK)
+    worker.step(0, "a")
+    assert slept == [] and worker.snapshot(0) == "a"
+    assert slow().list_actions(0) is None

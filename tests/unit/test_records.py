@@ -1,5 +1,7 @@
 import json
+import re
 from copy import deepcopy
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 from asyncrl.algo.samples import turn_samples
 from asyncrl.config.algo import AlgoConfig
 from asyncrl.config.tree import TreeConfig
+from asyncrl.track.jsonl import mend, supersede
 from asyncrl.tree.forest import Forest
-from asyncrl.tree.records import RecordError, from_line, mend, read, record_of, to_line
+from asyncrl.tree.records import RecordError, from_line, read, record_of, to_line
 from asyncrl.tree.recount import recount
 from tests.unit.growing import TASK, grow, make_forest, make_turn
 
@@ -144,6 +147,30 @@ def test_a_last_line_cut_short_is_left_out_and_mended(tmp_path):
     assert path.read_text() == whole
     mend(tmp_path / "absent.jsonl")
     assert not (tmp_path / "absent.jsonl").exists()
+
+
+def test_a_resumed_run_trains_each_group_once(tmp_path):
+    path = tmp_path / "trees.jsonl"
+    before, lost, again = (
+        to_line({**small_record(), "key": key}, version) + "\n" for key, version in ((11, 0), (12, 1), (12, 2))
+    )
+    path.write_text(before + lost)
+    assert supersede(path, len(before)) == 1
+    with path.open("a") as file:
+        file.write(again)
+    assert [(record["key"], record["version"]) for record in read(path)] == [(11, 0), (12, 2)]
+    assert recount(read(path)).repeated_keys == 0
+    assert recount(map(from_line, path.read_text().splitlines())).repeated_keys == 1
+
+
+def test_a_record_holds_what_its_schema_says():
+    text = (Path(__file__).parents[2] / "docs" / "trees.md").read_text()
+    record = small_record()
+    for title, entry in (("group", record), ("node", record["nodes"][0]), ("leaf", record["leaves"][0])):
+        section = text.split(f"## A {title}\n")[1].split("\n## ")[0]
+        rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+        fields = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+        assert fields - {"superseded"} == set(entry), title
 
 
 def test_lines_are_strict_json_whatever_the_model_wrote():

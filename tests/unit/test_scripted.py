@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from asyncrl.config.engine import EngineConfig
+from asyncrl.engine.base import EngineFenced
 from asyncrl.engine.scripted import ScriptedEngine, find_script
 from asyncrl.types import Generation, Sampling, VersionSpan
 
@@ -62,11 +63,11 @@ def test_a_request_over_a_publish_carries_both_versions() -> None:
         ticks.put_nowait(0)
         await settle()
         await engine.start_weight_update()
-        await engine.update_weights(None)
+        await engine.update_weights({})
         await engine.finish_weight_update()
         await engine.update_weight_version("4")
         assert not request.done()
-        await engine.resume()
+        await engine.resume("4")
         for _ in range(3):
             ticks.put_nowait(0)
         return await request
@@ -84,7 +85,7 @@ def test_nothing_is_admitted_while_paused() -> None:
         await settle()
         assert not request.done()
         await engine.update_weight_version("2")
-        await engine.resume()
+        await engine.resume("2")
         return (await request).spans[0].version
 
     assert asyncio.run(main()) == 2
@@ -96,7 +97,8 @@ def test_counters_add_up() -> None:
         await asyncio.gather(*(engine.generate([1, 2, 3], SAMPLING, str(i)) for i in range(4)))
         return await engine.stats()
 
-    assert asyncio.run(main()) == {
+    stats = asyncio.run(main())
+    assert {name: count for name, count in stats.items() if name != "seconds" and not name.endswith("_s")} == {
         "tokens_generated": 28,
         "prompt_tokens": 12,
         "cached_prompt_tokens": 0,
@@ -104,10 +106,81 @@ def test_counters_add_up() -> None:
     }
 
 
+class Clock(asyncio.SelectorEventLoop):
+    """A loop whose time moves only when told."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+def test_idle_and_paused_time_are_what_the_loops_clock_says() -> None:
+    """Two requests overlap from 3 to 9 s, a pause from 5 to 6 s and one from 10 s on; read at 14 s."""
+
+    async def main() -> dict[str, float]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Clock)
+        ticks: asyncio.Queue[float] = asyncio.Queue()
+
+        async def sleep(_: float) -> None:
+            await ticks.get()
+
+        engine = ScriptedEngine(lambda *_: [1], delay=lambda source: 1.0, sleep=sleep)
+        await engine.start()
+        requests = []
+        for at in (3.0, 4.0):
+            loop.now = at
+            requests.append(asyncio.create_task(engine.generate([1], SAMPLING, str(at))))
+            await settle()
+        loop.now = 5.0
+        await engine.pause()
+        loop.now = 6.0
+        await engine.resume("0")
+        for at in (7.0, 9.0):
+            loop.now = at
+            ticks.put_nowait(0)
+            await settle()
+        assert all(request.done() for request in requests)
+        loop.now = 10.0
+        await engine.pause()
+        loop.now = 14.0
+        return await engine.stats()
+
+    with asyncio.Runner(loop_factory=Clock) as runner:
+        stats = runner.run(main())
+    assert (stats["seconds"], stats["idle_s"], stats["paused_s"]) == (14.0, 8.0, 5.0)
+
+
+@pytest.mark.parametrize("missed", ["the end of the transfer", "the label"])
+def test_who_missed_a_publish_is_fenced_until_the_next(missed: str) -> None:
+    async def main() -> None:
+        engine = ScriptedEngine(letters)
+        await engine.pause()
+        request = asyncio.create_task(engine.generate([1], SAMPLING, "waits"))
+        await settle()
+        await engine.start_weight_update()
+        if missed == "the label":
+            await engine.finish_weight_update()
+        with pytest.raises(EngineFenced):
+            await engine.resume("1" if missed == "the label" else "0")
+        for call in (request, engine.generate([1], SAMPLING, "comes"), engine.score([1, 2], 1)):
+            with pytest.raises(EngineFenced, match="did not reach it"):
+                await call
+        await engine.pause()
+        await engine.start_weight_update()
+        await engine.finish_weight_update()
+        await engine.update_weight_version("2")
+        await engine.resume("2")
+        assert (await engine.generate([1], SAMPLING, "after")).spans[0].version == 2
+
+    asyncio.run(main())
+
+
 def test_an_update_out_of_order_is_refused() -> None:
     engine = ScriptedEngine(letters)
     with pytest.raises(RuntimeError, match="before start_weight_update"):
-        asyncio.run(engine.update_weights(None))
+        asyncio.run(engine.update_weights({}))
 
 
 @pytest.mark.parametrize("target", ["nothing", "no.such.module:x", "random:missing", "random:__name__"])

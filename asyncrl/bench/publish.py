@@ -1,0 +1,128 @@
+"""Publishing weights, measured: seconds a phase and bytes a second, beside what the device copies in the same run.
+
+Invariants: an optimizer step precedes every publish, and the log-probs of engine and learner are compared before and
+after it: they must differ and then agree, or the measurement fails. Engines are shut down on every way out.
+
+    python -m asyncrl.bench.publish --backend ipc --model 1.5b --json publish.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+from asyncrl.config.engine import EngineConfig
+from asyncrl.config.learner import LearnerConfig
+from asyncrl.engine.fleet import Fleet
+from asyncrl.learner.group import LearnerGroup
+from asyncrl.runtime.publish import check_publish, publish
+
+log = logging.getLogger(__name__)
+
+SHAPES = {"1.5b": (1536, 28, 12, 2, 8960, 151936), "tiny": (128, 2, 2, 1, 256, 512)}
+"""Width, layers, heads, key-value heads, inner width, vocabulary of a Qwen2 model; the first is Qwen2.5-1.5B's."""
+GPUS = {"asyncrl_cpu": (0.0, 0.0), "ipc": (0.5, 0.4), "nccl": (1.0, 1.0)}
+"""Of one generator and of the learner, by transport."""
+GAP_MAX = {"float32": 1e-2, "bfloat16": 0.25}
+PROMPT, RESPONSE, ROWS = 32, 32, 4
+
+
+def make_model(shape: str, folder: Path, dtype: str, tied: bool = True) -> Path:
+    """Write a model of :data:`SHAPES` with random weights to ``folder``; ``tied``: the head is the embedding."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    fields = "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"
+    shaped = dict(zip((*fields, "intermediate_size", "vocab_size"), SHAPES[shape], strict=True))
+    config = Qwen2Config.from_dict({**shaped, "tie_word_embeddings": tied, "eos_token_id": 2})
+    Qwen2ForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
+    (folder / "tokenizer_config.json").write_text("{}")  # a model folder has one; nobody reads text here
+    return folder
+
+
+def copy_gbs(nbytes: int) -> float:
+    """GB/s of one copy of that many bytes within the device, best of five."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    source, target = (torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
+    seconds = []
+    for _ in range(6):  # the first warms up
+        began = time.perf_counter()
+        target.copy_(source)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    del source, target
+    torch.cuda.empty_cache()
+    return nbytes / min(seconds[1:]) / 1e9
+
+
+async def measure(backend: str, model: Path, dtype: str, publishes: int = 5) -> dict[str, Any]:
+    """Train and publish the model folder ``model``, on a connected Ray cluster.
+
+    Raises:
+        RuntimeError: the log-probs did not differ before a publish, or did not agree after it.
+    """
+    gpus, learner_gpus = GPUS[backend]
+    nbytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    result: dict[str, Any] = {"backend": backend, "bytes": nbytes, "device_copy_gbs": copy_gbs(nbytes), "publishes": []}
+    log.info("%.2f GB of weights; the device copies %.0f GB/s", nbytes / 1e9, result["device_copy_gbs"])
+    engine = EngineConfig(gpus=gpus, max_model_len=256, kv_cache_gib=0.05, gpu_memory_utilization=0.3)
+    draw = random.Random(0)
+    rows = [tuple(draw.choices(range(3, 500), k=PROMPT + RESPONSE)) for _ in range(ROWS)]
+    probes = [(row, PROMPT) for row in rows]
+    fleet = Fleet.create(engine, str(model), dtype, seed=0)
+    learner = LearnerGroup.create(str(model), LearnerConfig(gpus=learner_gpus), None, dtype)
+    try:
+        await fleet.start()  # before the learner takes memory: the engine measures what is free
+        log.info("the generator is ready")
+        await learner.start()
+        await learner.connect(fleet.handles, engine.publish_timeout_s)
+        log.info("the learner is ready")
+        for version in range(1, publishes + 1):
+            await learner.sft_step([(row[:PROMPT], row[PROMPT:]) for row in rows], lr=1e-3)
+            stale_gap = (await check_publish(fleet, learner, probes))["publish/logprob_gap"]
+            figures = await publish(fleet, learner, version) | await check_publish(fleet, learner, probes)
+            figures |= {"gbs": nbytes / figures["publish/transfer_s"] / 1e9, "stale_gap": stale_gap}
+            result["publishes"].append(figures)
+            log.info("version %d: %s", version, ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+            if figures["publish/logprob_gap"] >= min(GAP_MAX[dtype], stale_gap):
+                raise RuntimeError(f"publish {version} did not bring the new weights to the generator")
+    finally:
+        await fleet.shutdown()
+        await learner.shutdown()
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure publishing weights.")
+    parser.add_argument("--backend", choices=GPUS, required=True)
+    parser.add_argument("--model", default="1.5b", help=f"a model folder, or one of {', '.join(SHAPES)}")
+    parser.add_argument("--dtype", choices=GAP_MAX, default="bfloat16")
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    given = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    with tempfile.TemporaryDirectory() as made:
+        model = make_model(given.model, Path(made), given.dtype) if given.model in SHAPES else Path(given.model)
+        ray.init(address="local", include_dashboard=False, logging_level=logging.ERROR)
+        try:
+            result = asyncio.run(measure(given.backend, model, given.dtype))
+        finally:
+            ray.shutdown()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    result |= {"model": given.model, "dtype": given.dtype, "device": device, "torch": torch.__version__}
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
