@@ -4,7 +4,7 @@ export PYTHON EXTRA
 # Set-up leaves byte-compiling to the first import; without caches every process would compile PyTorch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quickstart test lint unit integration e2e simulate resume-test clean
+.PHONY: help setup quickstart test lint unit simulation integration e2e simulate resume-test clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,14 +15,17 @@ setup: ## Make .venv from the lock file (EXTRA=gpu for a GPU machine, PYTHON=...
 quickstart: setup ## Train a small agent on this machine's CPU, from nothing to runs/quickstart/summary.json
 	@.venv/bin/asyncrl quickstart
 
-test: setup ## All checks: lint, unit, integration, e2e
-	@scripts/test.sh lint unit integration e2e
+test: setup ## All checks: lint, unit, simulation, integration, e2e
+	@scripts/test.sh lint unit simulation integration e2e
 
 lint: setup ## ruff, mypy and the floors
 	@scripts/test.sh lint
 
 unit: setup ## Unit tests: seconds, no processes
 	@scripts/test.sh unit
+
+simulation: setup ## 5,000 random schedules of the asynchronous loop, with deaths, under a virtual clock: minutes
+	@scripts/test.sh simulation
 
 integration: setup ## Real Ray, vLLM and DeepSpeed on the CPU: minutes
 	@scripts/test.sh integration

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Run the named groups of checks in order, stopping at the first that fails: lint, unit, integration, e2e.
+# Run the named groups of checks in order, stopping at the first that fails: lint, unit, simulation,
+# integration, e2e.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,11 +20,11 @@ for group in "$@"; do
         mypy
         lint-imports
         ;;
-    unit | integration | e2e)
+    unit | simulation | integration | e2e)
         pytest "tests/$group"
         ;;
     *)
-        echo "test.sh: unknown group '$group'; known: lint, unit, integration, e2e" >&2
+        echo "test.sh: unknown group '$group'; known: lint, unit, simulation, integration, e2e" >&2
         exit 2
         ;;
     esac
