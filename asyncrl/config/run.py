@@ -48,7 +48,9 @@ class RunConfig(Strict):
         if self.tree.criterion == "explore" and self.prompt.method != "spark":
             raise ValueError("tree.criterion=explore needs prompt.method=spark: other formats have no <explore>")
         if self.runtime.late == "correct" and self.algo.weights == "none":
-            raise ValueError("runtime.late=correct trains beyond max_lag: set algo.weights (with algo.proximal=recomputed)")
+            raise ValueError(
+                "runtime.late=correct trains beyond max_lag: set algo.weights (with algo.proximal=recomputed)"
+            )
         gpus = self.engine.gpus, self.learner.gpus
         together = self.engine.generators * gpus[0] + self.learner.world_size * gpus[1]
         shared = all(0 < share < 1 for share in gpus) and together <= 1 + 1e-9

@@ -121,7 +121,8 @@ class Fleet:
                 self._load[at] -= 1
         raise GenerationFailed(f"turn {key}: every generator was fenced for {bound:g} s, and no publish completed")
 
-    def _living(self) -> list[int]:
+    def living(self) -> list[int]:
+        """Indices of those not known to be dead. Raises GeneratorDied when none is left."""
         living = [at for at in range(len(self.handles)) if at not in self._dead]
         if not living:
             *_, last = self._dead.values()
@@ -131,7 +132,7 @@ class Fleet:
     def _route(self, near: str, now: float) -> int | None:
         """Whom to ask; None while all are fenced."""
         try:
-            serving = [at for at in self._living() if self._fenced_until.get(at, now) <= now]
+            serving = [at for at in self.living() if self._fenced_until.get(at, now) <= now]
         except GeneratorDied as error:
             raise GenerationFailed(str(error)) from error
         if not serving:
@@ -157,7 +158,7 @@ class Fleet:
         scored = await asyncio.gather(
             *(self._everywhere("score", tuple(ids), start, timeout_s=bound) for ids, start in probes)
         )
-        served = [at for at in self._living() if all(at in answers for answers, _ in scored)]
+        served = [at for at in self.living() if all(at in answers for answers, _ in scored)]
         if not served:
             raise RuntimeError(f"no generator scored the probes: {[failures for _, failures in scored]}")
         return [[answers[at] for answers, _ in scored] for at in served]
@@ -165,7 +166,7 @@ class Fleet:
     async def pause(self) -> list[int]:
         """Returns the indices of those that are paused now, fenced ones among them: whom a publish can serve."""
         paused, _ = await self._everywhere("pause")
-        self._living()
+        self.living()
         return list(paused)
 
     async def update_weight_version(self, version: int, members: Sequence[int]) -> list[int]:

@@ -49,7 +49,7 @@ HEADLINE = (
 
 
 COLD = "coldstart.json"
-"""Written beside the folder ``coldstart`` when that is complete: its part of the summary, and the sizes of the run's files then."""
+"""Written when the folder ``coldstart`` is complete: its part of the summary, and the sizes of the run's files then."""
 
 
 def run_job(config: RunConfig, *, replace: bool = False, resume: RunDir | None = None) -> tuple[RunDir, dict[str, Any]]:

@@ -32,6 +32,8 @@ ATTEMPTS = 3
 LOST_IN_A_ROW = 50
 """Groups lost without a finished one between them before the run gives up."""
 GAP_MAX = 1e-2
+REFIT_S = 30.0
+"""How long a batch is waited for before generators that missed the last publish are served again."""
 PROBES = 4
 """Turns whose log-probs are compared after a publish."""
 
@@ -64,6 +66,7 @@ class Loop:
         self._expanding: dict[int, tuple[asyncio.Task[None], float]] = {}
         """By key: the expansion, and when it began."""
         self._training = 0
+        self._fenced = 0
         self._blocked_since: float | None = None
         self._lost_in_a_row = 0
         self._changed = asyncio.Event()
@@ -168,9 +171,20 @@ class Loop:
                     cause = f"not done within {self._admission.max_lag} versions"
                     self._give_up(state.running.pop(key), began, LATE, cause)
                 return [state.ready.pop(key) for key in choice.batch]
+            if self._fenced and not await self._changes_within(REFIT_S):
+                # The others may be dead or slow by now: without this, no batch would come, and so no next publish.
+                await self._serve(state.version)
+                continue
             limit = self._config.runtime.group_timeout_s + 2 * GRACE_S  # a group is lost before this runs out
             async with bounded(limit, "waiting for a finished group", "runtime.group_timeout_s"):
                 await self._changed.wait()
+
+    async def _changes_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._changed.wait()
+        except TimeoutError:
+            return False
 
     async def _train(self, batch: list[Ready]) -> tuple[dict[str, float], dict[str, list[float]]]:
         """Update on the batch's turn samples; expansions go on meanwhile."""
@@ -193,13 +207,19 @@ class Loop:
     async def _publish(self, batch: list[Ready]) -> dict[str, float]:
         """Give the generators the new weights under the next version, and prove that they have them."""
         state = self.state
-        metrics = await publish(self._system.fleet, self._learner, state.version + 1)
+        metrics = await self._serve(state.version + 1)
         state.version += 1
         state.updates_at[state.version] = state.update
         self._training = 0  # only now: until the version moves, the batch still fills its place in the bound
         if self._config.runtime.check_publish:
             metrics |= await self._check_publish(batch)
         self._admit()
+        return metrics
+
+    async def _serve(self, version: int) -> dict[str, float]:
+        """Publish the learner's weights, which are those of ``version``."""
+        metrics = await publish(self._system.fleet, self._learner, version)
+        self._fenced = int(metrics["publish/fenced"])
         return metrics
 
     async def _check_publish(self, batch: list[Ready]) -> dict[str, float]:

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 async def publish(fleet: Fleet, learner: LearnerGroup, version: int) -> dict[str, float]:
-    """Pause, transfer, label, resume. Returns seconds a phase and the number of generators that serve the version.
+    """Pause, transfer, label, resume. Returns seconds a phase, and how many generators serve the version or are fenced.
 
     Raises:
         RuntimeError: no generator holds the new weights.
@@ -43,7 +43,8 @@ async def publish(fleet: Fleet, learner: LearnerGroup, version: int) -> dict[str
         serving = await fleet.resume()
     times.append(clock())
     phases = zip(("pause", "transfer", "resume"), pairwise(times), strict=True)
-    return {f"publish/{name}_s": end - start for name, (start, end) in phases} | {"publish/generators": len(serving)}
+    counts = {"publish/generators": len(serving), "publish/fenced": len(fleet.living()) - len(serving)}
+    return {f"publish/{name}_s": end - start for name, (start, end) in phases} | counts
 
 
 async def _transfer(

@@ -143,7 +143,9 @@ async def system(config: RunConfig, model_path: str, learner: bool = True) -> As
             )
             ends.push_async_callback(_end, "learner group", group.shutdown)
             starting.append(group.start())
-        await asyncio.gather(*starting)
+        async with asyncio.TaskGroup() as started:
+            for start in starting:
+                started.create_task(start)
         if group is not None:
             await group.connect(fleet.handles, config.engine.publish_timeout_s)
         yield System(fleet, pool, Coordinators(handles, pool, config.runtime.group_timeout_s), group)

@@ -83,6 +83,9 @@ class World:
         self.paused = False
         return [0]
 
+    def living(self) -> list[int]:
+        return [0]
+
     async def update_weight_version(self, version: int, members: Sequence[int]) -> list[int]:
         self.served = version
         return list(members)
