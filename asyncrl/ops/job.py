@@ -15,7 +15,7 @@ from typing import Any
 
 from asyncrl.coldstart.run import cold_start
 from asyncrl.coldstart.texts import environment_texts
-from asyncrl.config.load import dump
+from asyncrl.config.load import ConfigError, dump, load
 from asyncrl.config.run import RunConfig
 from asyncrl.env import find_env
 from asyncrl.model.tiny import make_tiny
@@ -48,6 +48,11 @@ HEADLINE = (
 """What the terminal shows; the files hold everything."""
 
 
+FIXED = (
+    "env.name", "env.options", "env.train_split",
+    "runtime.seed", "runtime.groups_per_batch", "runtime.mode", "runtime.max_lag", "runtime.late",
+)  # fmt: skip
+"""Fields that a resume may not change."""
 COLD = "coldstart.json"
 """Written when the folder ``coldstart`` is complete: its part of the summary, and the sizes of the run's files then."""
 
@@ -63,7 +68,24 @@ def run_job(config: RunConfig, *, replace: bool = False, resume: RunDir | None =
         ConfigError: the configuration cannot work here; nothing was started.
     """
     preflight(config)
+    if resume is not None:
+        _refuse_other_work(config, load(resume.config))
     return asyncio.run(_job(config, replace, resume))
+
+
+def _refuse_other_work(config: RunConfig, before: RunConfig) -> None:
+    """What decides which tasks come, and how late they may be trained, stays for the length of a run."""
+
+    def value(of: RunConfig, path: str) -> Any:
+        section, name = path.split(".")
+        return getattr(getattr(of, section), name)
+
+    changed = [path for path in FIXED if value(config, path) != value(before, path)]
+    if changed:
+        given = (
+            f"{path}: a resumed run keeps {value(before, path)!r}, got {value(config, path)!r}" for path in changed
+        )
+        raise ConfigError([*given])
 
 
 async def _job(config: RunConfig, replace: bool, resume: RunDir | None) -> tuple[RunDir, dict[str, Any]]:

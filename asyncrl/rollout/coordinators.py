@@ -53,7 +53,9 @@ class Coordinators:
             try:
                 return Expanded(await summary, samples, record)
             except asyncio.CancelledError:
-                ray.cancel(summary)  # or the forest would go on growing for nobody
+                # Or the forest would go on growing for nobody. Its own calls are its own to end: a step that is
+                # cancelled from here would look like the failure of its worker.
+                ray.cancel(summary, recursive=False)
                 raise
 
     async def evaluate(self, task: Task, key: int) -> GroupSummary:

@@ -187,7 +187,8 @@ class EnvPool:
         except (TimeoutError, RayError) as error:
             if self._of_this_life(lease):
                 self._replace(lease.index, f"a slot was not vacated within {limit_s:.0f} s: {error!r}")
-        self._put(lease)
+        finally:  # also when the report is cancelled: nobody else would give the slot back
+            self._put(lease)
 
     def _count(self, lost: int, cause: str) -> None:
         self._lost_in_a_row += lost

@@ -59,12 +59,12 @@ class Checkpoints:
                         for key, group in ready.items()
                     )
                 )
-            shutil.rmtree(path, ignore_errors=True)
+            for old in (path, *sorted(self._folder.glob("version-*"))[: -self._keep]):
+                if old.exists():
+                    old.rename(old.with_name(f".old-{old.name}"))  # whole, or not under its name
             partial.rename(path)
         finally:
             self._discard()
-        for old in sorted(self._folder.glob("version-*"))[: -self._keep]:
-            shutil.rmtree(old)
         return path
 
     def _discard(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from asyncrl.config.run import RunConfig
+from asyncrl.engine.fleet import GeneratorDied
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.rollout.coordinators import GRACE_S
 from asyncrl.rollout.waits import bounded
@@ -173,7 +174,12 @@ class Loop:
                 return [state.ready.pop(key) for key in choice.batch]
             if self._fenced and not await self._changes_within(REFIT_S):
                 # The others may be dead or slow by now: without this, no batch would come, and so no next publish.
-                await self._serve(state.version)
+                try:
+                    await self._serve(state.version)
+                except GeneratorDied:
+                    raise
+                except RuntimeError as error:  # nobody took it: fenced all, until this or the next publish serves them
+                    log.warning("refitting fenced generators: %s", error)
                 continue
             limit = self._config.runtime.group_timeout_s + 2 * GRACE_S  # a group is lost before this runs out
             async with bounded(limit, "waiting for a finished group", "runtime.group_timeout_s"):

@@ -89,7 +89,7 @@ async def train(
         first = before or await test(0)
         began = await _counts(parts)
         await Loop(config, parts, sampler, tracker, state, record, after_publish).run()
-        spent = {name: count - began[name] for name, count in (await _counts(parts)).items()}
+        spent = {name: count - began.get(name, 0.0) for name, count in (await _counts(parts)).items()}
         slots = config.env.workers * config.env.slots_per_worker
         after = await test(state.version) if config.runtime.versions else first
         async with bounded(RECORD_TIMEOUT_S, "closing trees.jsonl"):
@@ -129,7 +129,7 @@ def _profile(state: RunState, spent: Mapping[str, float], slots: int) -> dict[st
         "train_share": (seconds["update"], loop),
         "publish_share": (seconds["publish"], loop),
         "admission_blocked_share": (seconds["admission_blocked"], loop),
-        "generator_idle_share": (spent["idle_s"], spent["seconds"]),
+        "generator_idle_share": (spent.get("idle_s", 0.0), spent.get("seconds", 0.0)),
         # What a worker that was replaced had counted is gone, so busy may come out below nothing.
         "env_idle_share": (slots * spent["env_seconds"] - max(0.0, spent["env_busy_s"]), slots * spent["env_seconds"]),
         "turn_samples_per_s": (state.totals.turns, loop),
