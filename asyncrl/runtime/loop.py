@@ -129,6 +129,8 @@ class Loop:
                 self.state.totals.counters.update(counters)
         except Exception as error:
             cause = repr(error)
+        if attempt.key not in self._expanding:  # given up in the moment in which it ended
+            return
         _, began = self._expanding.pop(attempt.key)
         del self.state.running[attempt.key]
         if cause:

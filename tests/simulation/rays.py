@@ -306,7 +306,9 @@ class Cluster:
             if actor.owner is process:
                 self.die(actor)
 
-    def cancel(self, ref: Ref) -> None:
+    def cancel(self, ref: Ref, recursive: bool = True) -> None:
+        # A recursive one would reach what a coordinator has under way; generators have nothing.
+        assert not recursive or ref.call.actor.kind != "Coordinator", "cancel a coordinator's call with recursive=False"
         caller, call = PROCESS.get(), ref.call
         if call.over or (caller is not None and caller.dead):
             return
