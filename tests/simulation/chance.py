@@ -90,7 +90,7 @@ def draw(seed: int) -> Schedule:
             "learner": {
                 "world_size": rng.choice([1, 1, 1, 2]),
                 "updates_per_batch": rng.randint(1, 2),
-                "update_timeout_s": 300,
+                "update_timeout_s": 3600,
             },
             "runtime": {
                 "versions": versions,
