@@ -24,7 +24,7 @@ lint: setup ## ruff, mypy and the floors
 unit: setup ## Unit tests: a minute or two, hardly any process
 	@scripts/test.sh unit
 
-simulation: setup ## 3,000 random schedules of the asynchronous loop, with deaths, under a virtual clock: minutes
+simulation: setup ## 5,000 random schedules of the asynchronous loop, with deaths, under a virtual clock: minutes
 	@scripts/test.sh simulation
 
 integration: setup ## Real Ray, vLLM and DeepSpeed on the CPU: minutes

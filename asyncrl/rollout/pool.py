@@ -83,7 +83,6 @@ class EnvPool:
         leased_s = self._leased_s + sum(now - since for _, _, since in self._held.values())
         busy = await asyncio.gather(*(_bounded(worker.busy_s.remote()) for worker in self._workers))
         return {
-            "slots": len(self._workers) * self._slots,
             "env_busy_s": sum(seconds or 0.0 for seconds in busy),
             "env_seconds": now - self._ready_at,
             "leased_s": leased_s,

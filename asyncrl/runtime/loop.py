@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 from asyncrl.config.run import RunConfig
@@ -84,7 +85,7 @@ class Loop:
                 times.append(now())
                 metrics |= await self._publish(batch)
                 times.append(now())
-                for name, start, end in zip(("wait", "update", "publish"), times, times[1:], strict=False):
+                for name, (start, end) in zip(("wait", "update", "publish"), pairwise(times), strict=True):
                     metrics[f"time/{name}_s"] = end - start
                     seconds[name] += end - start
                 self._tracker.log(self.state.version, metrics, histograms)

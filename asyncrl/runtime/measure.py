@@ -79,7 +79,8 @@ class BiasMeter:
     """Whether training sees fewer long or hard groups than came to an end, as it does where late ones are dropped.
 
     A group is long if it took longer than the median of all that ended so far, and hard if none of its leaves
-    succeeded. Where every group is trained, the shares of all and of the trained ones are the same.
+    succeeded. Where every group is trained, the shares of all and of the trained ones are the same; those of hard ones
+    also where only groups of unknown outcome are left out.
     """
 
     groups: list[Sequence[Any]] = field(default_factory=list)

@@ -118,7 +118,8 @@ def _every_fifth(done: int, total: int) -> None:
 
 
 def _profile(state: RunState, spent: Mapping[str, float], slots: int) -> dict[str, float]:
-    """Where time went, as shares: of the loop for learner and driver, of the engines' and slots' time for the others.
+    """Where time went, as shares: of the loop for learner and driver, of the engines' and slots' time for the others;
+    ``slot_waiters_mean`` is how many leaves waited for a slot.
 
     Args:
         spent: what fleet and pool counted while this process ran the loop.
@@ -132,6 +133,8 @@ def _profile(state: RunState, spent: Mapping[str, float], slots: int) -> dict[st
         "generator_idle_share": (spent.get("idle_s", 0.0), spent.get("seconds", 0.0)),
         # What a worker that was replaced had counted is gone, so busy may come out below nothing.
         "env_idle_share": (slots * spent["env_seconds"] - max(0.0, spent["env_busy_s"]), slots * spent["env_seconds"]),
+        "slots_leased_share": (spent["leased_s"], slots * spent["env_seconds"]),
+        "slot_waiters_mean": (spent["acquire_wait_s"], spent["env_seconds"]),
         "turn_samples_per_s": (state.totals.turns, loop),
     }
     return {name: part / whole if whole else 0.0 for name, (part, whole) in parts.items()}

@@ -14,7 +14,7 @@ from tests.simulation.faults import FAULTS, Fault
 from tests.simulation.world import simulate
 
 ROOT = Path(__file__).parents[2]
-SCHEDULES = int(os.environ.get("ASYNCRL_SCHEDULES", "3000"))
+SCHEDULES = int(os.environ.get("ASYNCRL_SCHEDULES", "5000"))
 TO_CATCH = 300
 """Schedules within which a planted fault must show."""
 

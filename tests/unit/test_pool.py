@@ -1,17 +1,15 @@
 """Pool, slots and workers in one process: who gets a slot, what a failure takes with it, and that no lease is lost or
-given twice; how long slow environments take."""
+given twice."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from functools import partial
-from statistics import median, stdev
 from typing import Any, ClassVar
 
 import pytest
@@ -20,60 +18,14 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from asyncrl.config.env import LatencyConfig
-from asyncrl.env import Env, EnvSpec, ReplayMismatch, Trace
+from asyncrl.env import EnvSpec, ReplayMismatch, Trace
 from asyncrl.rollout import pool as pool_module
 from asyncrl.rollout import slot as slot_module
-from asyncrl.rollout.env_worker import LONGEST_S, EnvWorker
+from asyncrl.rollout.env_worker import EnvWorker
 from asyncrl.rollout.pool import EnvPool
 from asyncrl.rollout.slot import PoolLost, Slot, SlotLost
-from asyncrl.types import Observation, Step, Task
-
-TASK = Task("moody", "0")
-
-
-class Moody(Env):
-    """Remembers its actions; some of them raise or wait for ``gate``."""
-
-    role: ClassVar[str] = "You test."
-    max_turns: ClassVar[int] = 50
-    can_snapshot: ClassVar[bool] = True
-    gate: ClassVar[threading.Event] = threading.Event()
-    closed: ClassVar[list[Moody]] = []
-
-    def __init__(self) -> None:
-        self.seen = ""
-
-    @classmethod
-    def tasks(cls, split: str) -> Sequence[str]:
-        return ["0"]
-
-    def reset(self, task: Task) -> Observation:
-        self.seen = ""
-        return Observation("", goal="")
-
-    def step(self, action: str) -> Step:
-        if action == "raise":
-            raise KeyError("no such thing")
-        if action == "time out":  # RayTaskError is then a TimeoutError too
-            raise TimeoutError("a socket of the environment's own")
-        if action == "wait":
-            self.gate.wait(10)
-        self.seen += action
-        return Step(Observation(self.seen, goal=""), 0.0, False, False, {})
-
-    def snapshot(self) -> str:
-        return self.seen
-
-    def restore(self, snapshot: str) -> Observation:
-        self.seen = snapshot
-        return Observation(self.seen, goal="")
-
-    def close(self) -> None:
-        self.closed.append(self)
-        self.closing()
-
-    def closing(self) -> None:
-        """What a test puts here happens in ``close``."""
+from asyncrl.types import Observation
+from tests.unit.moody import MOODY, TASK, Moody
 
 
 class Handle:
@@ -127,7 +79,7 @@ def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(workers: int = 1, slots: int = 1, restart_limit: int = 20) -> tuple[LocalPool, Handle]:
-    pool = LocalPool(EnvSpec("moody", f"{__name__}:Moody"), workers, slots, restart_limit)
+    pool = LocalPool(MOODY, workers, slots, restart_limit)
     return pool, Handle(pool)
 
 
@@ -537,7 +489,7 @@ def test_stats_add_up_leases_waits_and_environment_calls(monkeypatch: pytest.Mon
 
     async def main() -> None:
         nonlocal clock
-        pool = LocalPool(EnvSpec("moody", f"{__name__}:Moody"), 1, 2, latency=latency)
+        pool = LocalPool(MOODY, 1, 2, latency=latency)
         handle = Handle(pool)
         await pool.ready()
         clock = 103.0
@@ -552,7 +504,7 @@ def test_stats_add_up_leases_waits_and_environment_calls(monkeypatch: pytest.Mon
         clock = 112.0
         stats = await pool.stats()
         busy = stats.pop("env_busy_s")
-        assert stats == {"slots": 2, "env_seconds": 12.0, "leased_s": 7.0 + 9.0 + 2.0, "acquire_wait_s": 7.0}
+        assert stats == {"env_seconds": 12.0, "leased_s": 7.0 + 9.0 + 2.0, "acquire_wait_s": 7.0}
         assert 4 * 0.02 <= busy < 4
         await pool.fail(second._lease, "gone")
         clock = 120.0
@@ -563,59 +515,3 @@ def test_stats_add_up_leases_waits_and_environment_calls(monkeypatch: pytest.Mon
         assert (await pool.stats())["env_busy_s"] == 0.0
 
     run(main())
-
-
-@pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    seconds: list[float] = []
-    monkeypatch.setattr("asyncrl.rollout.env_worker.time.sleep", seconds.append)
-    return seconds
-
-
-def slow(median_s: float = 0.3, sigma: float = 1.2) -> EnvWorker:
-    return EnvWorker(EnvSpec("moody", f"{__name__}:Moody"), 2, LatencyConfig(median_s=median_s, sigma=sigma))
-
-
-def test_latency_depends_on_the_task_and_the_actions_alone(slept: list[float]) -> None:
-    trace = Trace(TASK, slow().reset(0, TASK))
-    one, other = slow(), slow()
-    slept.clear()
-    one.reset(0, TASK)
-    for action in "ab":
-        trace.add(action, one.step(0, action))
-    snapshot = one.snapshot(0)
-    one.step(0, "c")
-    played, slept[:] = slept[:], []
-    assert len(set(played)) == 4
-    other.replay(1, trace, None)  # a replay takes as long as the episode did
-    other.step(1, "c")
-    assert slept == played
-    slept.clear()
-    other.restore(0, snapshot)
-    other.step(0, "c")
-    assert slept == played[3:]
-    slept.clear()
-    other.reset(0, Task("moody", "0", seed=1))
-    other.reset(0, Task("moody", "1"))
-    one.reset(1, TASK)
-    one.step(1, "b")
-    assert not set(slept) & set(played[1:]) and slept[2] == played[0]
-
-
-def test_latency_is_log_normal_and_stays_below_a_step_s_time_limit(slept: list[float]) -> None:
-    worker = slow()
-    for number in range(4000):
-        worker.reset(0, Task("moody", str(number)))
-    logs = [math.log(seconds) for seconds in slept]
-    assert abs(median(logs) - math.log(0.3)) < 0.06  # three standard errors: 1.2 * 1.25 / sqrt(4000) each
-    assert abs(stdev(logs) - 1.2) < 0.04
-    slow(median_s=1e4, sigma=0).reset(0, TASK)
-    assert slept[-1] == LONGEST_S
-
-
-def test_an_environment_without_latency_sleeps_not_and_is_not_wrapped(slept: list[float]) -> None:
-    worker = EnvWorker(EnvSpec("moody", f"{__name__}:Moody"), 1)
-    worker.reset(0, TASK)
-    worker.step(0, "a")
-    assert slept == [] and worker.snapshot(0) == "a"
-    assert slow().list_actions(0) is None
