@@ -89,13 +89,39 @@ def token_digest(ids: Sequence[int] | NDArray[np.int64]) -> str:
     return hashlib.sha1(np.asarray(ids, dtype=np.int64).tobytes(), usedforsecurity=False).hexdigest()
 
 
+class Signals(NamedTuple):
+    """How unsure the policy was over a turn, as its engine saw it (T2PO); means leave forced tokens out."""
+
+    phi: float
+    """Geometric mean of the calibrated uncertainty M; high means unsure."""
+    entropy: float
+    """Mean H, in nats."""
+    confidence: float
+    """Mean C."""
+    top_entropy: float
+    """Mean over the first 20 tokens of the 10 likeliest tokens' part of H, over log V."""
+    thinking_tokens: int
+    """Between the tags; from the start where none was opened, to the end where none was closed."""
+    rule: str
+    """What cut the thinking: ``"stable"``, ``"cap"`` or ``""``."""
+    forced: tuple[int, int]
+    """Places [start, end) of forced tokens; the rule fired at ``start``. (0, 0): none did."""
+    m: list[float] | None = None
+    """M as it was when each token came, where the configuration asks for it."""
+
+    def gamma(self, before: Signals) -> float:
+        """Gamma = |Phi_k - Phi_(k-1)|: how much this turn's uncertainty differs from that of the turn before."""
+        return abs(self.phi - before.phi)
+
+
 @dataclass(frozen=True, slots=True)
 class Generation:
     """What a generator returns for one turn."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Log-probability of each token under the full distribution (at the sampling temperature) it was drawn from."""
+    """Log-probability of each token under the full distribution (at the sampling temperature) it was drawn from; 0 for
+    forced tokens, which were not drawn."""
     spans: tuple[VersionSpan, ...]
     """Cover the tokens in order without gaps; versions never decrease."""
     finish: str
@@ -103,6 +129,13 @@ class Generation:
     digest: str = ""
     """:func:`token_digest` of ``token_ids``, taken in the generator."""
     seconds: float = 0.0
+    signals: Signals | None = None
+    """Where they are measured (``thinking``)."""
+
+    @property
+    def forced(self) -> range:
+        """Places of the tokens that were forced, not sampled."""
+        return range(*self.signals.forced) if self.signals else range(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ def turn_samples(group: Group, cfg: AlgoConfig) -> list[TurnSample]:
         TurnSample(
             prompt_ids=node.turn.prompt_ids,
             response_ids=node.turn.generation.token_ids,
-            loss_mask=(True,) * len(node.turn.generation.token_ids),
+            loss_mask=tuple(at not in node.turn.generation.forced for at in range(len(node.turn.generation.token_ids))),
             logprobs=node.turn.generation.logprobs,
             advantage_pos=float(credit.positive[i]),
             advantage_neg=float(credit.negative[i]),

@@ -103,8 +103,3 @@ def turn(entropy: Tensor, confidence: Tensor, mask: Tensor, alpha: float) -> Ten
 def turn_signal(m: Tensor, mask: Tensor) -> Tensor:
     """Phi = exp(mean log M) over the tokens in ``mask`` (..., T), M held above ``M_MIN``; NaN where there are none."""
     return (torch.where(mask, m.clamp_min(M_MIN).log(), 0.0).sum(-1) / mask.sum(-1)).exp()
-
-
-def gamma(phi: float, before: float) -> float:
-    """Gamma = |Phi_k - Phi_(k-1)|: how much this turn's uncertainty differs from the last one's."""
-    return abs(phi - before)

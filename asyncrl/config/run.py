@@ -13,6 +13,7 @@ from asyncrl.config.model import ModelConfig
 from asyncrl.config.prompt import PromptConfig
 from asyncrl.config.runtime import RuntimeConfig
 from asyncrl.config.sampling import SamplingConfig
+from asyncrl.config.thinking import ThinkingConfig
 from asyncrl.config.track import TrackConfig
 from asyncrl.config.tree import TreeConfig
 
@@ -24,6 +25,8 @@ class RunConfig(Strict):
     tree: TreeConfig = TreeConfig()
     algo: AlgoConfig = AlgoConfig()
     sampling: SamplingConfig = SamplingConfig()
+    thinking: ThinkingConfig | None = None
+    """T2PO's control of thinking, inside the engine; None measures and cuts nothing."""
     engine: EngineConfig = EngineConfig()
     learner: LearnerConfig = LearnerConfig()
     runtime: RuntimeConfig = RuntimeConfig()
@@ -50,6 +53,10 @@ class RunConfig(Strict):
         if self.runtime.late == "correct" and self.algo.weights == "none":
             raise ValueError(
                 "runtime.late=correct trains beyond max_lag: set algo.weights (with algo.proximal=recomputed)"
+            )
+        if self.thinking is not None and self.engine.gpus:
+            raise ValueError(
+                "thinking: turns are measured by CPU engines only so far; set engine.gpus=0 or leave it out"
             )
         gpus = self.engine.gpus, self.learner.gpus
         together = self.engine.generators * gpus[0] + self.learner.world_size * gpus[1]

@@ -28,14 +28,23 @@ class ThinkingConfig(Strict):
     """Thinking tokens at which it is cut in any case."""
     tail: str = "\n<action>"
     """Text forced after the closing tag; search environments, which have no ``<action>``, take a newline alone."""
+    tds: bool = False
+    """Sample a turn again while its signal is within ``eta`` of the last turn's: it would repeat it. Never in
+    evaluation."""
+    eta: float = Field(1e-3, gt=0)
+    max_resamples: int = Field(2, ge=1)
+    """Times a turn is sampled again; the last sample is kept."""
     series: bool = False
     """Hand back M of every token, for plots."""
 
     @model_validator(mode="after")
-    def _confidence_has_its_sign(self) -> "ThinkingConfig":
+    def _settings_have_an_effect(self) -> "ThinkingConfig":
         if self.confidence == "topj" and self.top_j < 2:
             raise ValueError(
                 "top_j=1 with confidence=topj: minus the log-prob of the likeliest token alone is high when the policy "
                 "is unsure; set top_j to 2 or more, or confidence=top1"
             )
+        for name in ("eta", "max_resamples"):
+            if not self.tds and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: of no effect without tds; set tds=true or leave it out")
         return self

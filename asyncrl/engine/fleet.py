@@ -20,6 +20,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from asyncrl.config.engine import EngineConfig
+from asyncrl.config.thinking import ThinkingConfig
 from asyncrl.engine.base import EngineDied, EngineFenced, brief, cause_of
 from asyncrl.engine.generator import Generator
 from asyncrl.types import Generation, Sampling
@@ -74,13 +75,15 @@ class Fleet:
         self._home: OrderedDict[str, int] = OrderedDict()
 
     @classmethod
-    def create(cls, config: EngineConfig, model_path: str, dtype: str, seed: int) -> Fleet:
+    def create(
+        cls, config: EngineConfig, model_path: str, dtype: str, seed: int, thinking: ThinkingConfig | None = None
+    ) -> Fleet:
         """Place ``config.generators`` actors, seeded ``seed``, ``seed + 1``, ...; :meth:`start` loads their models."""
         actor: Any = ray.remote(Generator).options(
             num_cpus=config.cpus, num_gpus=config.gpus, max_concurrency=CONCURRENCY
         )
         numbers = range(config.generators)
-        return cls([actor.remote(model_path, config, dtype, seed + i, _name(i)) for i in numbers], config)
+        return cls([actor.remote(model_path, config, dtype, seed + i, _name(i), thinking) for i in numbers], config)
 
     async def start(self) -> None:
         """Load the models, all at once, or raise. Bounded by ``engine.start_timeout_s``."""

@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.config.engine import EngineConfig
+from asyncrl.config.thinking import ThinkingConfig
 from asyncrl.engine.base import Engine, EngineDied, EngineFenced
 from asyncrl.engine.plugin import ENGINE_CHILD
+from asyncrl.engine.reports import TURN, Report, Reports
 from asyncrl.engine.state import UNKNOWN, Counters, Gate
 from asyncrl.engine.waits import bounded
 from asyncrl.types import Generation, Sampling, VersionSpan, token_digest
@@ -32,12 +34,21 @@ from asyncrl.types import Generation, Sampling, VersionSpan, token_digest
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
+
 CPU_BLOCK_TOKENS = 32
 """Tokens of a KV block on the CPU, the unit of prefix reuse; vLLM's own 128 is longer than many a shared prefix."""
 
 
 class Generator(Engine):
-    def __init__(self, model_path: str, config: EngineConfig, dtype: str, seed: int, name: str = "generator") -> None:
+    def __init__(
+        self,
+        model_path: str,
+        config: EngineConfig,
+        dtype: str,
+        seed: int,
+        name: str = "generator",
+        thinking: ThinkingConfig | None = None,
+    ) -> None:
         """Plain data only; :meth:`start` loads the model.
 
         Args:
@@ -45,12 +56,15 @@ class Generator(Engine):
             dtype: of weights and activations.
             seed: of the engine's sampling.
             name: how errors call this generator.
+            thinking: measure turns, and cut their thinking, while they are generated.
         """
         self._model_path = model_path
         self._config = config
         self._dtype = dtype
         self._seed = seed
         self._name = name
+        self._thinking = thinking
+        self._reports = Reports() if thinking else None
         self._llm: AsyncLLM | None = None
         self._numbers = itertools.count()
         self._requests: set[asyncio.Task[Any]] = set()
@@ -63,7 +77,10 @@ class Generator(Engine):
         from vllm.envs import enable_envs_cache
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        from asyncrl.engine.processor import engine_arguments
+        from asyncrl.engine.thinking import REASONING, reasoning_tags
         from asyncrl.engine.transfer import backend_for
+        from asyncrl.model.load import load_tokenizer
 
         config, gpu = self._config, self._config.gpus > 0
         placement: dict[str, Any] = (
@@ -75,6 +92,9 @@ class Generator(Engine):
                 "distributed_executor_backend": "uni",
             }
         )
+        if self._thinking:
+            tags = reasoning_tags(load_tokenizer(self._model_path), REASONING, self._thinking.tail)
+            placement |= engine_arguments(self._thinking, tags) | {"async_scheduling": False}
         self._stop = _end_tokens(Path(self._model_path))
         # Blocks this actor's loop on purpose: nothing can be served before it returns, and the thread that starts the
         # engine process must live as long as the actor, because the process is bound to it.
@@ -136,13 +156,13 @@ class Generator(Engine):
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
             stop_token_ids=self._stop,
-            logprobs=0,
+            logprobs=None if self._thinking else 0,
             flat_logprobs=True,
             detokenize=False,
             skip_clone=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        result = await self._complete(prompt_ids, params, key)
+        result, report = await self._complete(prompt_ids, params, key, self._reports)
         output = result.outputs[0]
         if output.finish_reason not in ("stop", "length"):
             raise RuntimeError(f"{self._name}: turn {key} ended by {output.finish_reason!r} instead of a token")
@@ -154,11 +174,12 @@ class Generator(Engine):
         )
         return Generation(
             token_ids=tuple(output.token_ids),
-            logprobs=tuple(output.logprobs.logprobs),
+            logprobs=tuple(report[0] if report else output.logprobs.logprobs),
             digest=token_digest(output.token_ids),
             spans=tuple(VersionSpan(int(span.version), span.start, span.end) for span in output.weight_versions),
             finish=output.finish_reason,
             seconds=clock() - began,
+            signals=report[1] if report else None,
         )
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
@@ -174,11 +195,14 @@ class Generator(Engine):
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        result = await self._complete(ids, params, "score")
+        result, _ = await self._complete(ids, params, "score")
         # One entry a token, but none for the first, which nothing precedes.
         return list(result.prompt_logprobs.logprobs[start - 1 :])
 
-    async def _complete(self, ids: Sequence[int], params: Any, key: str) -> Any:
+    async def _complete(
+        self, ids: Sequence[int], params: Any, key: str, reports: Reports | None = None
+    ) -> tuple[Any, Report | None]:
+        """vLLM's answer and, with ``reports``, what the engine kept of the turn."""
         from vllm.inputs.engine import tokens_input
 
         llm = self._engine()
@@ -196,16 +220,32 @@ class Generator(Engine):
                 while True:
                     await self._gate.passed()
                     prompt = tokens_input(list(ids), cache_salt=str(self._gate.version))
-                    async for output in llm.generate(prompt, params, f"{key}#{next(self._numbers)}"):
-                        result = output  # the only one: FINAL_ONLY
+                    name = f"{key}#{next(self._numbers)}"
+                    result, report = await self._ask(llm, prompt, params, name, reports)
                     if result.outputs[0].finish_reason != "abort":  # else pause() withdrew it
-                        return result
+                        return result, report
         except asyncio.CancelledError:
             self._gate.check()
             raise
         finally:
             self._requests.discard(task)
             self._counters.book(come=-1)
+
+    async def _ask(
+        self, llm: AsyncLLM, prompt: Any, params: Any, name: str, reports: Reports | None
+    ) -> tuple[Any, Report | None]:
+        report = None
+        if reports:
+            params.extra_args = {TURN: name}
+        try:
+            async for output in llm.generate(prompt, params, name):
+                result = output  # the only one: FINAL_ONLY
+            if reports and result.outputs[0].finish_reason in ("stop", "length"):
+                report = await reports.take(llm, name)
+            return result, report
+        finally:
+            if reports and report is None:
+                reports.drop(llm, name)
 
     async def pause(self) -> None:
         llm = self._engine()

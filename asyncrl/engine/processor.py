@@ -16,11 +16,8 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from asyncrl.config.thinking import ThinkingConfig
+from asyncrl.engine.reports import TURN
 from asyncrl.engine.thinking import SCRAP, Report, Tag, Thinking
-
-TURN = "turn"
-"""In ``SamplingParams.extra_args``, the turn's key; unique to a submission, or a turn that is withdrawn and submitted
-anew would be taken with what is left of the first."""
 
 
 def engine_arguments(config: ThinkingConfig | None, tags: Sequence[Tag] = ()) -> dict[str, Any]:

@@ -9,7 +9,6 @@ Invariants:
 * Only :meth:`Thinking.report` waits for the device: elsewhere no shape and no branch depends on a value there.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from asyncrl.algo.uncertainty import BRANCH_TOKENS, fixed, running, token_signals, turn, turn_signal
 from asyncrl.config.thinking import ThinkingConfig
+from asyncrl.types import Signals
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,6 +29,8 @@ NEVER = 2**31 - 1
 FORCED_LOGIT = 1e9
 """Beside it every other token's probability is exactly 0 in float32."""
 RULES = ("", "stable", "cap")
+REASONING = ("think", "explore")
+"""Tags that a response may think in; the second is SPARK's."""
 M, LOGPROB = 2, 4
 """Of what is kept by slot and place: H, C, M, the top tokens' entropy, the sampled token's log-prob."""
 TAG, OPENED, CLOSED, CLOSER, FIRED, RULE = range(6)
@@ -72,25 +74,12 @@ def reasoning_tags(tokenizer: "PreTrainedTokenizerBase", names: Sequence[str], t
 
 
 class Report(NamedTuple):
-    """What a turn leaves behind; means and Phi are over its sampled tokens, and NaN where only log-probs are kept."""
+    """What a turn leaves behind."""
 
     logprobs: list[float]
     """Of each token under the whole distribution it was drawn from; 0 for forced tokens, which were not drawn."""
-    phi: float = math.nan
-    entropy: float = math.nan
-    """Mean H, in nats."""
-    confidence: float = math.nan
-    """Mean C."""
-    top_entropy: float = math.nan
-    """Mean over the first 20 tokens of the 10 likeliest tokens' part of H, over log V."""
-    thinking_tokens: int = 0
-    """Between the tags; from the start where none was opened, to the end where none was closed."""
-    rule: str = ""
-    """What cut the thinking: ``"stable"``, ``"cap"`` or ``""``."""
-    forced: tuple[int, int] = (0, 0)
-    """Places [start, end) of forced tokens; the rule fired at ``start``. (0, 0): none did."""
-    m: list[float] | None = None
-    """M as it was when each token came, if ``thinking.series``."""
+    signals: Signals | None = None
+    """None where only log-probs are kept."""
 
 
 class Thinking:
@@ -249,5 +238,5 @@ class Thinking:
             count, number, start, stop = map(int, row[4:8])
             ending = count, RULES[number], (start, stop) if number else (0, 0)
             series = row[8 + len(place) :][:n] if self._config.series else None
-            reports.append(Report(row[8:][:n], row[0], row[1], row[2], row[3], *ending, series))
+            reports.append(Report(row[8:][:n], Signals(row[0], row[1], row[2], row[3], *ending, series)))
         return reports

@@ -11,6 +11,7 @@ from typing import Any
 
 from asyncrl.algo.samples import turn_samples
 from asyncrl.config.run import RunConfig
+from asyncrl.config.thinking import ThinkingConfig
 from asyncrl.config.tree import TreeConfig
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.waits import bounded
@@ -62,7 +63,7 @@ class Coordinator:
             TimeoutError: the forest took longer than ``runtime.group_timeout_s``.
         """
         config = self._config
-        group = await self._grow(self._expansion(task, key, config.tree, config.sampling.temperature))
+        group = await self._grow(self._expansion(task, key, config.tree, config.sampling.temperature, config.thinking))
         samples = turn_samples(group, config.algo)
         return summarise(group, self._probe_tokens), samples, record_of(group, config.tree, samples)
 
@@ -79,12 +80,15 @@ class Coordinator:
             raise EpisodeLost(*expansion.last_loss)
         return summarise(group, self._probe_tokens)
 
-    def _expansion(self, task: Task, key: int, tree: TreeConfig, temperature: float) -> Expansion:
+    def _expansion(
+        self, task: Task, key: int, tree: TreeConfig, temperature: float, thinking: ThinkingConfig | None = None
+    ) -> Expansion:
         # The seed depends on the task attempt alone, so that any coordinator makes the same choices.
         rng = random.Random(f"{self._config.runtime.seed}/{key}/{task.env}/{task.id}")
         forest = Forest(task, key, tree, rng)
         sampling = Sampling(temperature=temperature, max_tokens=self._config.sampling.max_tokens)
-        return Expansion(self._site, task, key, forest, make_criterion(tree, rng), sampling)
+        tds = thinking if thinking and thinking.tds else None
+        return Expansion(self._site, task, key, forest, make_criterion(tree, rng), sampling, tds)
 
     async def _grow(self, expansion: Expansion) -> Group:
         async with bounded(self._config.runtime.group_timeout_s, "the group", "runtime.group_timeout_s"):

@@ -11,11 +11,12 @@ leaf, cancellation included, gives its slot back.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.config.run import RunConfig
+from asyncrl.config.thinking import ThinkingConfig
 from asyncrl.engine.fleet import Fleet, GenerationFailed
 from asyncrl.engine.waits import now
 from asyncrl.env import ReplayMismatch, Trace
@@ -24,7 +25,7 @@ from asyncrl.text.parse import parse
 from asyncrl.text.prompt import PromptEncoder, PromptTooLong
 from asyncrl.tree.criteria import Criterion
 from asyncrl.tree.forest import Forest, LeafId, LeafState
-from asyncrl.types import Group, Observation, Sampling, Step, Task, Turn
+from asyncrl.types import Generation, Group, Node, Observation, Sampling, Step, Task, Turn
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +73,20 @@ class _Walk:
 
 
 class Expansion:
-    def __init__(self, site: Site, task: Task, key: int, forest: Forest, criterion: Criterion, sampling: Sampling):
+    def __init__(
+        self,
+        site: Site,
+        task: Task,
+        key: int,
+        forest: Forest,
+        criterion: Criterion,
+        sampling: Sampling,
+        tds: ThinkingConfig | None = None,
+    ):
+        """``tds``: sample turns again that repeat the last one, by these settings."""
         self._site, self._task, self._key = site, task, key
         self._forest, self._criterion, self._sampling = forest, criterion, sampling
+        self._tds = tds
         self._counters: Counter[str] = Counter(lost_prompt_too_long=0)  # the runtime always reads it
         self._lost_slots: Counter[LeafId] = Counter()
         self._triggers: list[tuple[int, asyncio.Future[tuple[LeafId, ...]]]] = []
@@ -179,8 +191,7 @@ class Expansion:
                 raise
             forest.finish(leaf, success=False)
             return True
-        turn_key = f"{self._key}.{leaf}.{len(path)}"
-        generation = await self._site.fleet.generate(prompt_ids, self._sampling, key=turn_key, near=str(self._key))
+        generation = await self._sample(prompt_ids, f"{self._key}.{leaf}.{len(path)}", path)
         text = self._site.prompts.decode(generation.token_ids)
         parsed = parse(text, self._site.config.prompt.method)
         step = await self._step(walk, parsed.action)
@@ -206,6 +217,22 @@ class Expansion:
         if self._criterion(turn):
             await self._branch(walk)
         return False
+
+    async def _sample(self, prompt_ids: Sequence[int], name: str, path: Sequence[Node]) -> Generation:
+        """The turn's response; under TDS it is sampled again while Gamma says that it repeats the last turn (T2PO)."""
+        attempt = 0
+        while True:
+            generation = await self._site.fleet.generate(
+                prompt_ids, self._sampling, key=f"{name}.{attempt}" if attempt else name, near=str(self._key)
+            )
+            before = path[-1].turn.generation.signals if path else None
+            if self._tds is None or generation.signals is None or before is None:
+                return generation
+            if attempt == self._tds.max_resamples or generation.signals.gamma(before) >= self._tds.eta:
+                return generation
+            attempt += 1
+            self._counters["resamples"] += 1
+            self._counters["tokens_discarded"] += len(generation.token_ids)
 
     async def _branch(self, walk: _Walk) -> None:
         """Ask for children at the state the leaf is in now, and start those that are granted."""

@@ -37,6 +37,9 @@ class GroupSummary(Sums):
     """(ids, start) of one turn: prompt and response, and where the response begins; for checking a publish."""
     digest: str
     """:func:`token_digest` of all response ids, in the order of the rows."""
+    thinking: dict[str, list[float]]
+    """Of the turns that the engine measured: their ``phi`` and ``tokens`` of thinking; and ``gamma``, the change of phi
+    from each turn to the next, or ``gamma_mixed`` where another version made that one."""
 
 
 def summarise(group: Group, probe_tokens: int) -> GroupSummary:
@@ -48,6 +51,7 @@ def summarise(group: Group, probe_tokens: int) -> GroupSummary:
         children[node.parent].append(span)
     siblings = [some for parent, some in children.items() if parent is not None and len(some) > 1]
     prompt, response = (turns[0].prompt_ids, turns[0].generation.token_ids) if turns else ((), ())
+    cuts = Counter(one.rule for turn in turns if (one := turn.generation.signals) and one.rule)
     return GroupSummary(
         leaves=len(group.leaves),
         successes=sum(leaf.success for leaf in group.leaves),
@@ -61,7 +65,25 @@ def summarise(group: Group, probe_tokens: int) -> GroupSummary:
         seconds=group.seconds,
         spans=dict(Counter(spans)),
         sibling_spreads=dict(Counter(spread(some) for some in siblings)),
-        counters=dict(group.counters),
+        counters=dict(group.counters) | {f"cut_{rule}": count for rule, count in cuts.items()},
         probe=((prompt + response)[:probe_tokens], len(prompt)),
         digest=token_digest([id for turn in turns for id in turn.generation.token_ids]),
+        thinking=_thinking(group),
     )
+
+
+def _thinking(group: Group) -> dict[str, list[float]]:
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    by_id = {node.id: node.turn.generation for node in group.nodes}
+    for node in group.nodes:
+        generation = node.turn.generation
+        if (signals := generation.signals) is None:
+            continue
+        found["phi"].append(signals.phi)
+        found["tokens"].append(signals.thinking_tokens)
+        before = None if node.parent is None else by_id[node.parent]
+        if before is not None and before.signals is not None:
+            mixed = {span.version for one in (before, generation) for span in one.spans}
+            name = "gamma_mixed" if len(mixed) > 1 else "gamma"
+            found[name].append(signals.gamma(before.signals))
+    return dict(found)

@@ -18,7 +18,7 @@ from asyncrl.learner.group import LearnerGroup
 from asyncrl.rollout.coordinators import GRACE_S
 from asyncrl.runtime.admission import Admission
 from asyncrl.runtime.ledger import GIVEN_UP, LATE
-from asyncrl.runtime.measure import batch_metrics, lag_figures
+from asyncrl.runtime.measure import batch_metrics, lag_figures, thinking_figures
 from asyncrl.runtime.publish import check_publish, publish
 from asyncrl.runtime.sampler import TaskSampler
 from asyncrl.runtime.state import Attempt, RunState
@@ -204,8 +204,9 @@ class Loop:
         trained = [(ready.group.summary, ready.done) for ready in state.training]
         metrics, histograms = lag_figures(trained, state.version, state.update, state.updates_at, learned["updates"])
         await self._record(state.version, state.update + int(learned["updates"]), [group.record for group in groups])
-        metrics |= batch_metrics(group.summary for group in groups)
-        return learned, metrics | {f"learner/{name}": value for name, value in learned.items()}, histograms
+        thinking, more = thinking_figures([group.summary for group in groups])
+        metrics |= batch_metrics(group.summary for group in groups) | thinking
+        return learned, metrics | {f"learner/{name}": value for name, value in learned.items()}, histograms | more
 
     async def _publish(self, learned: Mapping[str, float]) -> dict[str, float]:
         """Give the generators the new weights under the next version, and prove that they have them."""

@@ -48,7 +48,10 @@ class Totals(Tally):
             "groups": self.groups,
             "groups_lost": self.lost,
             "turn_samples": self.turns,
-            "tokens_generated": self.tokens,
+            "tokens_generated": self.tokens + self.counters["tokens_discarded"],
+            "tokens_kept": self.tokens,
+            "turns_cut": self.counters["cut_stable"] + self.counters["cut_cap"],
+            "resamples": self.counters["resamples"],
             "lag_mean": sum(lag * turns for lag, turns in self.lags.items()) / max(1, self.turns),
             "lag_max": max(self.lags, default=0),
             "leaves_max": self.leaves_max,
@@ -118,8 +121,29 @@ def batch_metrics(summaries: Iterable[GroupSummary]) -> dict[str, float]:
         "rollout/valid_turns": tally.valid,
         "rollout/explore_rate": tally.exploring_turns / tally.turns,
         "rollout/branched_turn_share": tally.branched,
-        "rollout/tokens": tally.tokens,
+        "rollout/tokens": tally.tokens + tally.counters["tokens_discarded"],
+        "rollout/tokens_kept": tally.tokens,
         "rollout/prompt_tokens": tally.prompt_tokens,
         "rollout/group_s_mean": tally.seconds / tally.groups,
     }
     return metrics | {f"rollout/{name}": float(count) for name, count in tally.counters.items()}
+
+
+def thinking_figures(summaries: Sequence[GroupSummary]) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """T2PO's curves, of batches whose turns the engine measured: metrics and histograms; nothing of others."""
+    histograms = {
+        f"thinking/{name}": [*chain(*(summary.thinking.get(name, ()) for summary in summaries))]
+        for name in ("phi", "gamma", "gamma_mixed", "tokens")
+    }
+    histograms = {name: values for name, values in histograms.items() if values}
+    if not histograms:
+        return {}, {}
+    tally = Tally.of(summaries)
+    discarded = tally.counters["tokens_discarded"]
+    metrics = {
+        "thinking/cut_stable_share": tally.counters["cut_stable"] / tally.turns,
+        "thinking/cut_cap_share": tally.counters["cut_cap"] / tally.turns,
+        "thinking/resamples_per_turn": tally.counters["resamples"] / tally.turns,
+        "thinking/discarded_share": discarded / (tally.tokens + discarded),
+    }
+    return metrics | {f"{name}_mean": fmean(values) for name, values in histograms.items()}, histograms

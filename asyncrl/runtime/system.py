@@ -118,7 +118,7 @@ async def system(config: RunConfig, model_path: str, learner: bool = True) -> As
             .remote(spec, config.env.workers, config.env.slots_per_worker, latency=config.env.latency)
         )
         ends.push_async_callback(_end, "environment pool", lambda: _closed(pool))
-        fleet = Fleet.create(config.engine, model_path, config.model.dtype, config.runtime.seed)
+        fleet = Fleet.create(config.engine, model_path, config.model.dtype, config.runtime.seed, config.thinking)
         ends.push_async_callback(_end, "generators", fleet.shutdown)
         actor: Any = ray.remote(Coordinator)
         handles: dict[str, Any] = {

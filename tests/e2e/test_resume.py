@@ -26,11 +26,9 @@ from tests.recount import recount
 EVERY = 3
 """Versions between checkpoints."""
 GROUPS = 4
-VERSIONS = 15
 CONFIG = [
     "configs/quickstart.yaml", "sft.trajectories=40", "sft.epochs=1", "eval.tasks=8", "tree.roots=2", "tree.leaves=4",
-    f"runtime.groups_per_batch={GROUPS}", f"runtime.versions={VERSIONS}", f"runtime.checkpoint_every={EVERY}",
-    "track.name=run",
+    f"runtime.groups_per_batch={GROUPS}", f"runtime.checkpoint_every={EVERY}", "track.name=run",
 ]  # fmt: skip
 
 Moment = Callable[[Path], bool]
@@ -95,22 +93,22 @@ KILLS: list[tuple[Moment, How]] = [
     (after_checkpoint(2 * EVERY), "SIGKILL"),
     (between_update_and_checkpoint(1), "SIGKILL"),
     (between_update_and_checkpoint(2), "SIGKILL"),
-    (after_checkpoint(VERSIONS), "SIGKILL"),
+    (after_checkpoint(5 * EVERY), "SIGKILL"),  # the last
 ]
 
 
 class Run:
     """One run folder and the processes that work on it, one after another."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path, self._folder = folder / "run", folder
+    def __init__(self, folder: Path, versions: int) -> None:
+        self.path, self._folder, self._versions = folder / "run", folder, versions
         self._mark = f"resume-{os.getpid()}-{folder.name}"
         self._log, self._fault = folder / "log.txt", folder / "fault"
         self._listening = listening()
 
     def begin(self) -> subprocess.Popen[bytes]:
         resume = ["train", "--resume", str(self.path)]
-        first = ["train", *CONFIG, f"track.dir={self._folder}"]
+        first = ["train", *CONFIG, f"runtime.versions={self._versions}", f"track.dir={self._folder}"]
         return start(resume if self.path.exists() else first, self._mark, self._log, ASYNCRL_TEST_FAULT=self._fault)
 
     def interrupt(self, moment: Moment, how: How) -> None:
@@ -160,21 +158,21 @@ def listening() -> set[tuple[str, int]]:
     return {tuple(c.laddr) for c in psutil.net_connections("inet") if c.status == psutil.CONN_LISTEN}
 
 
-def check_exactly_once(run: Path) -> None:
+def check_exactly_once(run: Path, versions: int) -> None:
     """The ledger of the final checkpoint against everything that can be counted apart from it."""
     final = checkpoints(run)[-1]
     state = json.loads((final / "run" / "run.json").read_text())["state"]
     ledger = [*state["ledger"]["entries"].values()]
     config = load(run / "config.yaml")
-    assert saved(run) == VERSIONS
+    assert saved(run) == versions
     assert not state["again"] and not state["ready"]
-    assert sorted(entry["position"] for entry in ledger) == list(range(GROUPS * VERSIONS))
+    assert sorted(entry["position"] for entry in ledger) == list(range(GROUPS * versions))
     assert {entry["outcome"] for entry in ledger} == {"trained"}
     # An uninterrupted run takes the sampler's tasks in order, each once.
     ids = find_env(config.env.name).env_class().tasks(config.env.train_split)
     sampler = TaskSampler(config.env.name, ids, config.runtime.seed)
     assert {entry["position"]: entry["task"] for entry in ledger} == {
-        position: sampler.task(position).id for position in range(GROUPS * VERSIONS)
+        position: sampler.task(position).id for position in range(GROUPS * versions)
     }
     learner = json.loads((final / "state" / "learner.json").read_text())
     assert learner["updates"] == state["update"]
@@ -186,12 +184,12 @@ def check_exactly_once(run: Path) -> None:
     counted = recount(records)
     assert counted.repeated_keys == 0 and counted.problems == []
     summary = json.loads((run / "summary.json").read_text())
-    assert summary["groups"] == GROUPS * VERSIONS
+    assert summary["groups"] == GROUPS * versions
     assert summary["turn_samples"] == learner["rows"]
     assert summary["lag_max"] <= config.runtime.max_lag
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(steps[0], steps[0] + len(steps)))
-    assert [line["version"] for line in lines(run) if "rollout/success" in line] == list(range(1, VERSIONS + 1))
+    assert [line["version"] for line in lines(run) if "rollout/success" in line] == list(range(1, versions + 1))
 
 
 @torch.no_grad()
@@ -206,15 +204,18 @@ def check_loads_with_equal_logits(checkpoint: Path) -> None:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("ends", [ENDS, pytest.param(KILLS, marks=pytest.mark.slow)], ids=["signals", "kills"])
+@pytest.mark.parametrize(
+    ("versions", "ends"),
+    [pytest.param(2 * EVERY, ENDS, id="signals"), pytest.param(5 * EVERY, KILLS, marks=pytest.mark.slow, id="kills")],
+)
 def test_a_run_goes_on_whatever_ended_it(
-    ends: list[tuple[Moment, How]], tmp_path: Path, request: pytest.FixtureRequest
+    versions: int, ends: list[tuple[Moment, How]], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    run = Run(tmp_path)
+    run = Run(tmp_path, versions)
     for moment, how in ends:
         run.interrupt(moment, how)
     run.finish()
-    check_exactly_once(run.path)
+    check_exactly_once(run.path, versions)
     request.getfixturevalue("ray_cluster")  # only now: its sockets would be taken for the run's
     check_loads_with_equal_logits(checkpoints(run.path)[-1])
 

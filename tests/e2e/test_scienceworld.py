@@ -10,7 +10,7 @@ from tests.recount import recount
 @pytest.mark.timeout(900)
 def test_trees_grow_by_verified_replay(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("scienceworld")
-    run = finish(["train", "configs/scienceworld_spark_smoke.yaml"], folder, timeout_s=800)
+    run = finish(["train", "configs/scienceworld_spark_smoke.yaml", "eval.tasks=1"], folder, timeout_s=800)
     counted = recount(read(run.folder / "trees.jsonl"))
     assert run.summary["updates"] >= 3
     assert counted.problems == []

@@ -54,14 +54,18 @@ def _wander(env: ScienceWorld, task: Task, turns: int) -> Trace:
     return trace
 
 
-def test_the_table_of_tasks_is_the_simulators() -> None:
-    jvm = Jvm(java_home(), simulator_jar())
-    try:
-        names = jvm.call_list("getTaskNames")
-        assert {name: jvm.call("getTaskMaxVariations", name) for name in names} == VARIATIONS
-        assert names == list(VARIATIONS)
-    finally:
-        jvm.close()
+@pytest.fixture(scope="module")
+def jvm() -> Iterator[Jvm]:
+    """The simulator without the adapter."""
+    made = Jvm(java_home(), simulator_jar())
+    yield made
+    made.close()
+
+
+def test_the_table_of_tasks_is_the_simulators(jvm: Jvm) -> None:
+    names = jvm.call_list("getTaskNames")
+    assert {name: jvm.call("getTaskMaxVariations", name) for name in names} == VARIATIONS
+    assert names == list(VARIATIONS)
 
 
 @pytest.mark.parametrize(
@@ -123,20 +127,16 @@ def test_a_branch_of_another_episode_is_refused(env: ScienceWorld) -> None:
         replay(env, trace)
 
 
-def test_loading_gives_the_state_that_the_packages_reset_gives(env: ScienceWorld) -> None:
-    jvm = Jvm(java_home(), simulator_jar())
-    try:
-        for task_id in ("grow-plant/1", "melt/2", "inclined-plane-determine-angle/3"):
-            trace = _wander(env, _task(task_id), 6)
-            name, variation = task_id.split("/")
-            jvm.call("load", name, int(variation), "easy", False)
-            jvm.call("reset")
-            assert jvm.call("step", "look around") == trace.first.text
-            assert [jvm.call("step", action) for action in trace.actions] == [s.observation.text for s in trace.steps]
-            jvm.seed(LISTING_SEED)
-            assert tuple(sorted(set(jvm.call_list("getValidActionObjectCombinations")))) == env.list_actions()
-    finally:
-        jvm.close()
+def test_loading_gives_the_state_that_the_packages_reset_gives(env: ScienceWorld, jvm: Jvm) -> None:
+    for task_id in ("grow-plant/1", "melt/2", "inclined-plane-determine-angle/3"):
+        trace = _wander(env, _task(task_id), 6)
+        name, variation = task_id.split("/")
+        jvm.call("load", name, int(variation), "easy", False)
+        jvm.call("reset")
+        assert jvm.call("step", "look around") == trace.first.text
+        assert [jvm.call("step", action) for action in trace.actions] == [s.observation.text for s in trace.steps]
+        jvm.seed(LISTING_SEED)
+        assert tuple(sorted(set(jvm.call_list("getValidActionObjectCombinations")))) == env.list_actions()
 
 
 def test_a_group_plays_one_task(env: ScienceWorld, other: ScienceWorld) -> None:
@@ -210,7 +210,7 @@ def test_gymnasium_makes_it() -> None:
         made.close()
 
 
-def test_a_lost_jvm_is_reported_and_replaced() -> None:
+def test_a_lost_jvm_is_reported_and_replaced_and_close_ends_it() -> None:
     before = set(_children(os.getpid()))
     env = ScienceWorld()
     try:
@@ -221,16 +221,9 @@ def test_a_lost_jvm_is_reported_and_replaced() -> None:
             env.step("look around")
         assert not _alive(jvm)
         assert env.reset(_task("boil/3")).same_as(first)
+        (jvm,) = set(_children(os.getpid())) - before
     finally:
         env.close()
-
-
-def test_close_ends_the_jvm() -> None:
-    before = set(_children(os.getpid()))
-    env = ScienceWorld()
-    env.reset(_task("boil/3"))
-    (jvm,) = set(_children(os.getpid())) - before
-    env.close()
     env.close()
     assert not _alive(jvm)
 

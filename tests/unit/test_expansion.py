@@ -10,6 +10,7 @@ import pytest
 
 from asyncrl.config.env import EnvConfig
 from asyncrl.config.run import RunConfig
+from asyncrl.config.thinking import ThinkingConfig
 from asyncrl.config.tree import TreeConfig
 from asyncrl.engine.fleet import GenerationFailed
 from asyncrl.env import Env, Trace, replay
@@ -18,7 +19,7 @@ from asyncrl.rollout.slot import SlotLost
 from asyncrl.text.prompt import PromptTooLong
 from asyncrl.tree.criteria import make_criterion
 from asyncrl.tree.forest import Forest
-from asyncrl.types import Generation, Group, Observation, Sampling, Step, Task, VersionSpan, token_digest
+from asyncrl.types import Generation, Group, Observation, Sampling, Signals, Step, Task, VersionSpan, token_digest
 
 TASK = Task("counter", "0")
 
@@ -159,9 +160,25 @@ class Policy:
         return Generation((token,), (-0.5,), (VersionSpan(0, 0, 1),), "stop", token_digest([token]))
 
 
+class Wavering(Policy):
+    """Each turn's signal is one of three, and told from all others by a ten-millionth; all calls are kept by key."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(0.5, seed)
+        self.phis: dict[str, float] = {}
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, key: str, near: str) -> Generation:
+        generation = await super().generate(prompt_ids, sampling, key, near)
+        phi = self._rng.choice([0.1, 0.1005, 0.3]) + 1e-7 * len(self.phis)
+        assert key not in self.phis
+        self.phis[key] = phi
+        return replace(generation, signals=Signals(phi, 0.0, 0.0, 0.0, 1, "", (0, 0)))
+
+
 def expansion_of(
     env: type[Env] = Counter, limit: int = 5, p: float = 0.5, copies: bool = True, seed: int = 0, fails: int = 0,
     failures: dict[str, int] | None = None, slot: type[LocalSlot] = LocalSlot, longest: int = 100,
+    policy: Any = None, tds: ThinkingConfig | None = None,
 ) -> tuple[Expansion, list[LocalSlot]]:  # fmt: skip
     tree = TreeConfig(roots=2, branch=2, leaves=6)
     slots: list[LocalSlot] = []
@@ -172,12 +189,12 @@ def expansion_of(
         return slots[-1]
 
     config = RunConfig(env=EnvConfig(name="counter"), tree=tree)
-    policy: Any = Policy(p, seed, fails)
+    policy = policy or Policy(p, seed, fails)
     prompts: Any = Prompts(longest)
     site = Site(config, policy, acquire, prompts, copies_itself=copies, max_turns=20)
     rng = random.Random(seed)
     forest = Forest(TASK, 0, tree, rng)
-    return Expansion(site, TASK, 0, forest, make_criterion(tree, rng), Sampling(1.0, 8)), slots
+    return Expansion(site, TASK, 0, forest, make_criterion(tree, rng), Sampling(1.0, 8), tds), slots
 
 
 def grow(**options: Any) -> tuple[Group, list[LocalSlot]]:
@@ -351,3 +368,30 @@ def test_the_last_loss_says_what_and_why() -> None:
     expansion, _ = expansion_of(p=0.0, failures={"reset": 10**9})
     asyncio.run(expansion.grow())
     assert expansion.last_loss == ("env_worker", "the environment was lost 4 times, at last: the worker died")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_turns_that_repeat_the_last_one_are_sampled_again(seed: int) -> None:
+    tds, policy = ThinkingConfig(tds=True, eta=0.01, max_resamples=2), Wavering(seed)
+    group, _ = grow(seed=seed, limit=8, policy=policy, tds=tds)
+    key_of = {phi: key for key, phi in policy.phis.items()}
+    by_id = {node.id: node.turn.generation.signals for node in group.nodes}
+    again = 0
+    for node in group.nodes:
+        kept = key_of[by_id[node.id].phi].split(".")
+        first, tries = ".".join(kept[:3]), int(kept[3]) if len(kept) > 3 else 0
+        again += tries
+        if node.parent is None:
+            assert tries == 0
+            continue
+        gammas = [abs(policy.phis[f"{first}.{n}" if n else first] - by_id[node.parent].phi) for n in range(tries + 1)]
+        assert all(gamma < 0.01 for gamma in gammas[:-1])
+        assert gammas[-1] >= 0.01 or tries == 2
+    assert group.counters["resamples"] == group.counters["tokens_discarded"] == again > 0
+    assert policy.calls == len(group.nodes) + again
+
+
+def test_without_tds_every_turn_is_sampled_once() -> None:
+    policy = Wavering(0)
+    group, _ = grow(limit=8, policy=policy)
+    assert policy.calls == len(group.nodes)

@@ -14,7 +14,8 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
 from asyncrl.config.thinking import ThinkingConfig
-from asyncrl.engine.processor import TURN, TurnProcessor, engine_arguments
+from asyncrl.engine.processor import TurnProcessor, engine_arguments
+from asyncrl.engine.reports import TURN
 from asyncrl.engine.thinking import Report, Tag, Thinking
 
 VOCAB, LENGTH = 16, 14

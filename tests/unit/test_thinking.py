@@ -153,7 +153,7 @@ def assert_told(found: tuple[list[int], Report], script: Script, config: Thinkin
     tokens, exact = told(script, config)
     assert found[0] == tokens
     assert found[1].logprobs == pytest.approx(exact["logprobs"], abs=1e-4)
-    signals = found[1]
+    signals = found[1].signals
     for name in ("phi", "entropy", "confidence", "top_entropy"):
         assert getattr(signals, name) == pytest.approx(exact[name], rel=1e-3, abs=1e-6), name
     for name in ("thinking_tokens", "rule", "forced"):
@@ -196,31 +196,31 @@ def test_a_turn_is_what_the_pseudocode_says(script, config):
 def test_thinking_that_stands_still_is_cut_at_the_token_the_formula_says(settles, at):
     """N + 1 = 4 changes of nothing after the settled token, and 6 tokens at least."""
     tokens, report = alone(Script(3, settles, written={0: THINK} if settles else {}))
-    assert report.rule == "stable"
-    assert report.forced == (at, at + 3)
+    assert report.signals.rule == "stable"
+    assert report.signals.forced == (at, at + 3)
     assert tokens[at : at + 3] == [CLOSE, NEWLINE, ACTION]
     assert (tokens.count(CLOSE), report.logprobs[at : at + 3]) == (1, [0.0] * 3)
 
 
 def test_thinking_that_never_settles_is_cut_at_the_cap_counted_from_its_tag():
     tokens, report = alone(Script(3, written={2: THINK}))
-    assert (report.rule, report.forced) == ("cap", (17, 20))
-    assert report.thinking_tokens == 14
+    assert (report.signals.rule, report.signals.forced) == ("cap", (17, 20))
+    assert report.signals.thinking_tokens == 14
     assert tokens[17:20] == [CLOSE, NEWLINE, ACTION]
 
 
 def test_the_tag_that_is_open_is_the_one_that_is_closed():
     tokens, report = alone(Script(5, settles=3, written={0: DOT_LT, 1: NAME}))
-    start, end = report.forced
+    start, end = report.signals.forced
     assert tokens[start:end] == [SLASH, NAME, GT, NEWLINE, ACTION]
-    assert report.thinking_tokens == start - 2
+    assert report.signals.thinking_tokens == start - 2
 
 
 @pytest.mark.parametrize("written", [{0: THINK, 4: CLOSE}, {0: LT, 1: NAME, 3: SLASH, 4: NAME}])
 def test_closed_thinking_is_left_alone(written):
     _, report = alone(Script(5, settles=5, written=written))
-    assert (report.rule, report.forced) == ("", (0, 0))
-    assert report.thinking_tokens == (3 if written[4] == CLOSE else 1)
+    assert (report.signals.rule, report.signals.forced) == ("", (0, 0))
+    assert report.signals.thinking_tokens == (3 if written[4] == CLOSE else 1)
 
 
 def test_a_step_beyond_the_last_token_is_not_reported():
@@ -234,17 +234,17 @@ def test_a_step_beyond_the_last_token_is_not_reported():
         torch.tensor(script.logits(7))[None], torch.tensor([engine.core.admit("k", 1.0)]), torch.tensor([7])
     )
     assert_told(engine.finish("k"), script)
-    assert alone(replace(script, length=8))[1].rule == "stable"
+    assert alone(replace(script, length=8))[1].signals.rule == "stable"
 
 
 def test_switched_off_it_measures_and_forces_nothing():
     script = Script(3, settles=2)
     _, on = alone(script)
     tokens, off = alone(script, CONFIG.model_copy(update={"tti": False}))
-    assert on.rule == "stable"
-    assert (off.rule, off.forced) == ("", (0, 0))
+    assert on.signals.rule == "stable"
+    assert (off.signals.rule, off.signals.forced) == ("", (0, 0))
     assert CLOSE not in tokens
-    assert off.phi > 0
+    assert off.signals.phi > 0
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.4, 0.0])
@@ -254,7 +254,7 @@ def test_log_probs_alone(temperature):
     for _ in range(script.length):
         engine.step([("k", replace(script, temperature=temperature))])
     tokens, report = engine.finish("k")
-    assert math.isnan(report.phi)
+    assert report.signals is None
     for place, (token, found) in enumerate(zip(tokens, report.logprobs, strict=True)):
         x = script.logits(place).astype(np.float64) / (temperature or 1.0)
         assert found == pytest.approx(x[token] - x.max() - math.log(np.exp(x - x.max()).sum()), abs=1e-5)

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from asyncrl.algo.uncertainty import fixed, gamma, running, token_signals, turn, turn_signal
+from asyncrl.algo.uncertainty import fixed, running, token_signals, turn, turn_signal
 from asyncrl.config.thinking import ThinkingConfig
+from asyncrl.types import Signals
 
 ALPHA = 0.4
 logit = st.floats(-40, 40, allow_nan=False, width=32)
@@ -215,7 +216,8 @@ def test_fixed_m_is_the_formula(h, p_max, vocab):
 
 
 def test_gamma_is_the_distance_between_two_turns():
-    assert gamma(0.02, 0.05) == gamma(0.05, 0.02) == pytest.approx(0.03)
+    low, high = (Signals(phi, 0, 0, 0, 0, "", (0, 0)) for phi in (0.02, 0.05))
+    assert low.gamma(high) == high.gamma(low) == pytest.approx(0.03)
 
 
 def test_bad_settings_are_refused_by_name():
