@@ -19,6 +19,8 @@ M_MIN = 1e-6
 """Min-max makes M zero somewhere in nearly every turn, and one zero would make a geometric mean zero."""
 BRANCH_TOP, BRANCH_TOKENS = 10, 20
 """SPARK's entropy criterion looks at the 10 likeliest of each of a turn's first 20 tokens."""
+CHUNK = 128
+"""Of a large vocabulary, what is looked through as one for its highest logits."""
 
 
 class TokenSignals(NamedTuple):
@@ -46,7 +48,7 @@ def token_signals(logits: Tensor, top_j: int | None) -> TokenSignals:
             f"top_j must be in 2..{vocab} (the vocabulary), got {top_j}; at 1, C would be high when unsure"
         )
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    top = logits.topk(min(vocab, max(BRANCH_TOP, top_j or 1))).values
+    top = top_values(logits, min(vocab, max(BRANCH_TOP, top_j or 1)))
     below = (logits - top[..., :1]).clamp_min(LOG_FLOOR)
     weight = below.exp()
     total = weight.sum(-1)
@@ -59,6 +61,20 @@ def token_signals(logits: Tensor, top_j: int | None) -> TokenSignals:
         p_max=1 / total,
         top_entropy=-(best.exp() * best).sum(-1) / math.log(vocab),
     )
+
+
+def top_values(logits: Tensor, k: int) -> Tensor:
+    """The ``k`` highest of ``logits`` (..., V), in order.
+
+    Of a large vocabulary only some chunks are sorted: the k highest lie in the k chunks that have the highest maxima.
+    """
+    whole, rest = logits[..., : logits.shape[-1] // CHUNK * CHUNK], logits.shape[-1] % CHUNK
+    chunks = whole.unflatten(-1, (-1, CHUNK))
+    if chunks.shape[-2] <= 2 * k:
+        return logits.topk(k).values
+    best = chunks.amax(-1).topk(k).indices[..., None].expand(*logits.shape[:-1], k, CHUNK)
+    found = chunks.gather(-2, best).flatten(-2)
+    return torch.cat([found, logits[..., logits.shape[-1] - rest :]], -1).topk(k).values
 
 
 def calibrate(value: Tensor, low: Tensor, high: Tensor) -> Tensor:

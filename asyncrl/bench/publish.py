@@ -23,7 +23,7 @@ from asyncrl.config.engine import EngineConfig
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.engine.fleet import Fleet
 from asyncrl.learner.group import LearnerGroup
-from asyncrl.runtime.publish import check_publish, publish
+from asyncrl.runtime.publish import logprob_gap, publish
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +88,10 @@ async def measure(backend: str, model: Path, dtype: str, publishes: int = 5) -> 
         log.info("the learner is ready")
         for version in range(1, publishes + 1):
             await learner.sft_step([(row[:PROMPT], row[PROMPT:]) for row in rows], lr=1e-3)
-            stale_gap = (await check_publish(fleet, learner, probes))["publish/logprob_gap"]
-            figures = await publish(fleet, learner, version) | await check_publish(fleet, learner, probes)
+            ours = await learner.logprobs(probes)
+            stale_gap = logprob_gap(ours, await fleet.score_everywhere(probes))["publish/logprob_gap"]
+            figures = await publish(fleet, learner, version)
+            figures |= logprob_gap(ours, await fleet.score_everywhere(probes))
             figures |= {"gbs": nbytes / figures["publish/transfer_s"] / 1e9, "stale_gap": stale_gap}
             result["publishes"].append(figures)
             log.info("version %d: %s", version, ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))

@@ -39,7 +39,8 @@ async def cold_start(config: RunConfig, sft: SftConfig, model_path: str, out: Pa
     spec = find_env(config.env.name, config.env.options)
     rows = expert_rows(spec, config.env.train_split, load_tokenizer(model_path), config.prompt, sft)
     log.info("cold start: %d rows from %d expert trajectories", len(rows), sft.trajectories)
-    learner = config.learner.model_copy(update={"lr": sft.lr, "warmup_updates": 0})
+    # Nothing runs beside it, so it takes every thread.
+    learner = config.learner.model_copy(update={"lr": sft.lr, "warmup_updates": 0, "threads": None})
     group = LearnerGroup.create(model_path, learner, algo=None, dtype=config.model.dtype, seed=sft.seed)
     try:
         await group.start()

@@ -54,16 +54,21 @@ class RunConfig(Strict):
             raise ValueError(
                 "runtime.late=correct trains beyond max_lag: set algo.weights (with algo.proximal=recomputed)"
             )
-        if self.thinking is not None and self.engine.gpus:
-            raise ValueError(
-                "thinking: turns are measured by CPU engines only so far; set engine.gpus=0 or leave it out"
-            )
+        if self.thinking is not None:
+            longest = self.sampling.max_tokens
+            for name in ("min_tokens", "window", "cap"):
+                if self.thinking.tti and getattr(self.thinking, name) >= longest:
+                    raise ValueError(
+                        f"thinking.{name}={getattr(self.thinking, name)} must be below "
+                        f"sampling.max_tokens={longest}: no turn would be cut by it"
+                    )
         gpus = self.engine.gpus, self.learner.gpus
         together = self.engine.generators * gpus[0] + self.learner.world_size * gpus[1]
-        shared = all(0 < share < 1 for share in gpus) and together <= 1 + 1e-9
+        shared = all(0 < share < 1 for share in gpus) and together <= 1 + 1e-9 and self.learner.world_size == 1
         if gpus not in ((0, 0), (1, 1)) and not shared:
             raise ValueError(
                 f"engine.gpus={gpus[0]:g} and learner.gpus={gpus[1]:g} (all actors together {together:g}): set both to "
-                "0 (CPU), both to 1 (a GPU for each actor), or both below 1 and together at most 1 (one shared GPU)"
+                "0 (CPU), both to 1 (a GPU for each actor), or both below 1 and together at most 1 (one GPU, shared by "
+                "generators and one learner rank)"
             )
         return self

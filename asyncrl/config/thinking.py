@@ -24,7 +24,7 @@ class ThinkingConfig(Strict):
     """N: the average runs over N + 1 changes."""
     min_tokens: int = Field(100, ge=1)
     """Tokens of a turn before which thinking is not cut for being stable."""
-    max_tokens: int = Field(450, ge=1)
+    cap: int = Field(450, ge=1)
     """Thinking tokens at which it is cut in any case."""
     tail: str = "\n<action>"
     """Text forced after the closing tag; search environments, which have no ``<action>``, take a newline alone."""

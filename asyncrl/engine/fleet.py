@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from asyncrl.config.engine import EngineConfig
 from asyncrl.config.thinking import ThinkingConfig
@@ -114,6 +114,9 @@ class Fleet:
             try:
                 return await self._ask(at, "generate", bound, tuple(prompt_ids), sampling, key)
             except (GeneratorDied, EngineFenced) as error:
+                log.debug("turn %s goes to another generator: %s", key, error)
+            except ActorUnavailableError as error:  # out of reach for now; whether it got the turn is not known
+                self._leave_alone(at)
                 log.debug("turn %s goes to another generator: %s", key, error)
             except (RayTaskError, TimeoutError) as error:
                 raise GenerationFailed(f"{_name(at)}, turn {key}: {cause_of(error)}") from error
@@ -232,6 +235,9 @@ class Fleet:
                 log.warning("%s", failures[at])
         return answers, failures
 
+    def _leave_alone(self, at: int) -> None:
+        self._fenced_until[at] = asyncio.get_running_loop().time() + FENCED_RETRY_S
+
     async def _ask(self, at: int, method: str, timeout_s: float, *args: Any) -> Any:
         reference = getattr(self.handles[at], method).remote(*args)
         try:
@@ -243,9 +249,9 @@ class Fleet:
         except Exception as error:
             cause = cause_of(error)
             if isinstance(cause, EngineFenced):
-                self._fenced_until[at] = asyncio.get_running_loop().time() + FENCED_RETRY_S
+                self._leave_alone(at)
                 raise cause from None
-            if isinstance(cause, RayActorError | EngineDied):
+            if isinstance(cause, ActorDiedError | EngineDied):
                 self._dead[at] = f"{_name(at)} died: {brief(error)}; {ADVICE}"
                 raise GeneratorDied(self._dead[at]) from error
             if limit.expired():

@@ -94,7 +94,7 @@ class Generator(Engine):
         )
         if self._thinking:
             tags = reasoning_tags(load_tokenizer(self._model_path), REASONING, self._thinking.tail)
-            placement |= engine_arguments(self._thinking, tags) | {"async_scheduling": False}
+            placement |= engine_arguments(self._thinking, tags, gpu)
         self._stop = _end_tokens(Path(self._model_path))
         # Blocks this actor's loop on purpose: nothing can be served before it returns, and the thread that starts the
         # engine process must live as long as the actor, because the process is bound to it.
@@ -241,7 +241,7 @@ class Generator(Engine):
             async for output in llm.generate(prompt, params, name):
                 result = output  # the only one: FINAL_ONLY
             if reports and result.outputs[0].finish_reason in ("stop", "length"):
-                report = await reports.take(llm, name)
+                report = await reports.take(llm, name, len(result.outputs[0].token_ids))
             return result, report
         finally:
             if reports and report is None:

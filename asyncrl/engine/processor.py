@@ -1,109 +1,87 @@
-"""Turns measured and steered inside vLLM's V1 model runner, which serves the CPU: the adapter of ``engine/thinking``.
+"""Turns measured and steered inside vLLM: what its two model runners have in common.
 
-Invariants: a request takes part if and only if its ``extra_args`` name a turn; a row's place is the length of the
-request's own list of output tokens, which vLLM keeps through moves and preemptions. Results leave between steps, any
-number of turns in one call.
+V1 serves the CPU, V2 serves GPUs, and each has its own interface for logits processors: ``processor_v1``,
+``processor_v2``. Both are thin adapters of ``engine/thinking``, which holds the state.
+
+Invariants: a request takes part if and only if its ``extra_args`` name a turn; results leave between steps, any number
+of turns in one call, when the front end has the turn's tokens already and so knows how many there are.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from vllm import SamplingParams
 from vllm.config import VllmConfig
-from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
-from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from asyncrl.config.thinking import ThinkingConfig
 from asyncrl.engine.reports import TURN
-from asyncrl.engine.thinking import SCRAP, Report, Tag, Thinking
+from asyncrl.engine.thinking import Report, Tag, Thinking
 
 
-def engine_arguments(config: ThinkingConfig | None, tags: Sequence[Tag] = ()) -> dict[str, Any]:
+def engine_arguments(config: ThinkingConfig | None, tags: Sequence[Tag] = (), gpu: bool = False) -> dict[str, Any]:
     """What vLLM's engine arguments need for this; without ``config`` it keeps log-probs only."""
     return {
-        "logits_processors": [f"{__name__}:TurnProcessor"],
+        "logits_processors": [f"asyncrl.engine.processor_v{2 if gpu else 1}:TurnProcessor"],
         "worker_extension_cls": f"{__name__}.TurnWorker",
         "additional_config": {"thinking": config and config.model_dump(), "tags": list(tags)},
+        # V1 would begin a step before the last one's tokens are known to the host, where they are read.
+        "async_scheduling": gpu,
     }
 
 
-class TurnProcessor(LogitsProcessor):
-    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
-        """
-        Raises:
-            ValueError: asynchronous scheduling: a step begins before the last one's tokens are on the host.
-        """
-        if vllm_config.scheduler_config.async_scheduling:
-            raise ValueError("TurnProcessor needs async_scheduling=False with vLLM's V1 model runner")
+class Turns(ABC):
+    """What a worker's logits processor answers for; ``core`` holds the turns."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         settings: Any = vllm_config.additional_config
         config = settings["thinking"] and ThinkingConfig(**settings["thinking"])
         model = vllm_config.model_config
-        self._core = Thinking(config, settings["tags"], model.get_vocab_size(), model.max_model_len, device)
-        self._turns: dict[str, tuple[int, list[int]]] = {}
-        """Slot, and vLLM's own list of output tokens, which grows as they are sampled."""
-        self._rows: dict[int, str] = {}
-        self._stepped: list[tuple[list[int], int]] = []
-        """The last step's rows, until their tokens are committed: output tokens and place."""
+        self.core = Thinking(config, settings["tags"], model.get_vocab_size(), model.max_model_len, device)
 
-    def is_argmax_invariant(self) -> bool:
-        return False
+    @abstractmethod
+    def commit(self) -> None:
+        """Hand the core the tokens of the last step, once."""
 
-    def update_state(self, batch_update: BatchUpdate | None) -> None:
-        process_dict_updates(self._rows, batch_update, self._enter)
+    @abstractmethod
+    def forget(self, key: str) -> None:
+        """Write nothing more to the slot of ``key``."""
 
-    def _enter(self, params: SamplingParams, prompt: list[int] | None, tokens: list[int]) -> str | None:
-        key: str | None = (params.extra_args or {}).get(TURN)
-        if key is not None:
-            self._turns[key] = self._core.admit(key, params.temperature), tokens
-        return key
+    def take(self, lengths: Mapping[str, int]) -> list[Report | None]:
+        """Reports of finished turns, given with their numbers of tokens; None for an unknown one. They are dropped."""
+        self.commit()
+        known = {key: length for key, length in lengths.items() if key in self.core}
+        reports = dict(zip(known, self.core.report(known) if known else [], strict=True))
+        self.drop(known)
+        return [reports.get(key) for key in lengths]
 
-    def apply(self, logits: Tensor) -> Tensor:
-        self._commit()
-        if self._rows:
-            turns = [self._turns.get(self._rows.get(row, ""), (SCRAP, [])) for row in range(len(logits))]
-            self._stepped = [(tokens, len(tokens)) for _, tokens in turns]
-            slots, places = [slot for slot, _ in turns], [place for _, place in self._stepped]
-            self._core.step(logits, torch.tensor(slots), torch.tensor(places))
-        return logits
-
-    def _commit(self) -> None:
-        if self._stepped:
-            # A row that led to no token was the middle of a prefill, or not ours.
-            found = [tokens[place] if len(tokens) > place else -1 for tokens, place in self._stepped]
-            self._core.commit(torch.tensor(found))
-            self._stepped = []
-
-    def take(self, keys: Sequence[str]) -> list[Report]:
-        """Reports of finished turns, in order; their state is dropped.
-
-        Raises:
-            KeyError: a key that no request has come with, or that was taken or dropped before.
-        """
-        self._commit()
-        reports = self._core.report({key: len(self._turns[key][1]) for key in keys})
-        self.drop(keys)
-        return reports
-
-    def drop(self, keys: Sequence[str]) -> None:
+    def drop(self, keys: Sequence[str] | Mapping[str, int]) -> None:
         """Forget turns, finished or aborted; unknown keys are passed over."""
-        self._commit()
+        self.commit()
         for key in keys:
-            self._turns.pop(key, None)
-            self._core.drop(key)
+            self.forget(key)
+            self.core.drop(key)
 
 
 class TurnWorker:
-    """What vLLM's worker answers beside its own methods, through ``collective_rpc``: see :class:`TurnProcessor`."""
+    """What vLLM's worker answers beside its own methods, through ``collective_rpc``: see :class:`Turns`."""
 
     model_runner: Any
 
-    def take_turns(self, keys: Sequence[str]) -> list[Report]:
-        return self._turn_processor().take(keys)
+    def take_turns(self, lengths: Mapping[str, int]) -> list[Report | None]:
+        return self._turns().take(lengths)
 
     def drop_turns(self, keys: Sequence[str]) -> None:
-        self._turn_processor().drop(keys)
+        self._turns().drop(keys)
 
-    def _turn_processor(self) -> TurnProcessor:
-        return next(p for p in self.model_runner.input_batch.logitsprocs.all if isinstance(p, TurnProcessor))
+    def _turns(self) -> Turns:
+        runner = self.model_runner
+        v1 = hasattr(runner, "input_batch")
+        processors = runner.input_batch.logitsprocs.all if v1 else runner.sampler.logits_processors
+        return next(processor for processor in processors if isinstance(processor, Turns))
+
+
+def turn_of(params: SamplingParams) -> str | None:
+    """The turn's name, of a request that takes part."""
+    return (params.extra_args or {}).get(TURN)

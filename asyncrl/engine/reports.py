@@ -1,7 +1,7 @@
 """The front end's side of measured turns: what the engine process keeps of a turn is fetched once, or dropped.
 
-Invariants: a name belongs to one submission; turns that end together are fetched by one call; whoever waits for a
-report may be cancelled without harm to the others.
+Invariants: a name belongs to one submission; one call fetches at a time, and the turns that end meanwhile are fetched
+together by the next; whoever waits for a report may be cancelled without harm to the others.
 """
 
 import asyncio
@@ -21,15 +21,22 @@ Report = tuple[list[float], Signals]
 
 class Reports:
     def __init__(self) -> None:
-        self._waiting: dict[str, asyncio.Future[Report]] = {}
+        self._waiting: dict[str, tuple[int, asyncio.Future[Report]]] = {}
+        self._fetching = False
         self._calls: set[asyncio.Task[None]] = set()
 
-    async def take(self, llm: Any, name: str) -> Report:
-        """The report of a turn that has ended; the engine forgets it."""
-        if not self._waiting:
+    async def take(self, llm: Any, name: str, length: int) -> Report:
+        """The report of a turn that has ended with ``length`` tokens; the engine forgets it.
+
+        Raises:
+            RuntimeError: the engine does not know the turn, or does not answer.
+        """
+        report: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
+        self._waiting[name] = length, report
+        if not self._fetching:
+            self._fetching = True
             self._begin(self._fetch(llm))
-        self._waiting[name] = asyncio.get_running_loop().create_future()
-        return await self._waiting[name]
+        return await report
 
     def drop(self, llm: Any, name: str) -> None:
         """Have the engine forget a turn that was withdrawn, aborted already."""
@@ -37,18 +44,23 @@ class Reports:
 
     async def _fetch(self, llm: Any) -> None:
         await asyncio.sleep(0)  # others end in this pass of the event loop
-        waiting, self._waiting = self._waiting, {}
-        try:
-            (rows,) = await llm.collective_rpc("take_turns", args=(list(waiting),))
-            reports = [(logprobs, Signals(*signals)) for logprobs, signals in rows]
-        except Exception as error:
-            for one in waiting.values():
-                if not one.done():
-                    one.set_exception(RuntimeError(f"the engine did not report its turns: {error!r}"))
-            return
-        for one, report in zip(waiting.values(), reports, strict=True):
-            if not one.done():
-                one.set_result(report)
+        while self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            why = "it does not know the turn"
+            try:
+                lengths = {name: length for name, (length, _) in waiting.items()}
+                (rows,) = await llm.collective_rpc("take_turns", args=(lengths,))
+            except Exception as error:
+                rows, why = [None] * len(waiting), repr(error)
+            for (name, (_, report)), row in zip(waiting.items(), rows, strict=True):
+                if report.done():
+                    continue
+                if row is None:
+                    report.set_exception(RuntimeError(f"the engine reported nothing of turn {name}: {why}"))
+                else:
+                    logprobs, signals = row
+                    report.set_result((logprobs, Signals(*signals)))
+        self._fetching = False
 
     def _begin(self, call: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(call)

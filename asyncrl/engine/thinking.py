@@ -122,6 +122,9 @@ class Thinking:
         """Of the last step, until its tokens are known: logits over temperature (rows, V), their log-sum-exp, slots,
         places. The logits are a copy: the engine goes on to overwrite its own."""
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._slot_of
+
     @torch.inference_mode()
     def admit(self, key: str, temperature: float) -> int:
         """Slot of the turn ``key``: the one it had, or a new one. Temperature 0 (greedy) has its log-probs at 1."""
@@ -170,7 +173,7 @@ class Thinking:
         recent = (places[:, None] + torch.arange(-config.window - 1, 1, device=self._device)).clamp_min(0)
         change = self._values[slots[:, None], recent, M].diff(dim=-1).abs().mean(-1)
         stable = (places >= max(config.min_tokens, config.window + 1)) & (change < config.eps)
-        fires = (stable | (places - state[:, OPENED] >= config.max_tokens)) & (state[:, CLOSED] > places)
+        fires = (stable | (places - state[:, OPENED] >= config.cap)) & (state[:, CLOSED] > places)
         before = state[:, FIRED] < places
         state[:, RULE] = torch.where(before, state[:, RULE], fires * torch.where(stable, 1, 2))
         state[:, FIRED] = torch.where(before, state[:, FIRED], torch.where(fires, places, NEVER))

@@ -21,7 +21,7 @@ def preflight(config: RunConfig, out: Path | None = None) -> None:
     Raises:
         ConfigError: something the run needs is missing; one line each.
     """
-    problems = [*_environment(config), *_model(config)]
+    problems = [*_environment(config), *_model(config), *_reasoning(config)]
     if out is not None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
         problems.append(f"--out: {out} exists already; name a new folder")
     if problems:
@@ -71,3 +71,17 @@ def _model(config: RunConfig) -> Iterator[str]:
             f"engine.max_model_len: {config.engine.max_model_len} exceeds "
             f"model.tiny.max_length = {config.model.tiny.max_length}"
         )
+
+
+def _reasoning(config: RunConfig) -> Iterator[str]:
+    """Cutting thinking needs a tokenizer that has the tags; without a folder the run makes one that does."""
+    path, thinking = config.model.path, config.thinking
+    if thinking is None or path is None or not Path(path).is_dir():
+        return
+    from asyncrl.engine.thinking import REASONING, reasoning_tags
+    from asyncrl.model.load import load_tokenizer
+
+    try:
+        reasoning_tags(load_tokenizer(path), REASONING, thinking.tail)
+    except ValueError as error:
+        yield str(error)

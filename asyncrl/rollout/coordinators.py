@@ -77,7 +77,8 @@ class Coordinators:
             async with bounded(self._timeout_s, what, "runtime.group_timeout_s"):
                 yield self._handles[at]
         except RayActorError as error:
-            if self._handles.pop(at, None) is not None:
+            if (handle := self._handles.pop(at, None)) is not None:
+                ray.kill(handle)  # if it was only out of reach, it must not use its slots beside their next holder
                 self._pool.forget.remote(at, self._timeout_s)  # no call of a group is waited for longer
             raise CoordinatorDied(f"{at} died: {brief(error)}") from error
         finally:

@@ -13,6 +13,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from asyncrl.config.run import RunConfig
@@ -220,19 +221,23 @@ class Expansion:
 
     async def _sample(self, prompt_ids: Sequence[int], name: str, path: Sequence[Node]) -> Generation:
         """The turn's response; under TDS it is sampled again while Gamma says that it repeats the last turn (T2PO)."""
-        attempt = 0
-        while True:
-            generation = await self._site.fleet.generate(
-                prompt_ids, self._sampling, key=f"{name}.{attempt}" if attempt else name, near=str(self._key)
-            )
-            before = path[-1].turn.generation.signals if path else None
-            if self._tds is None or generation.signals is None or before is None:
-                return generation
-            if attempt == self._tds.max_resamples or generation.signals.gamma(before) >= self._tds.eta:
-                return generation
-            attempt += 1
+        generate = partial(self._site.fleet.generate, prompt_ids, self._sampling, near=str(self._key))
+        generation = await generate(key=name)
+        before = path[-1].turn.generation.signals if path else None
+        if self._tds is None or before is None:
+            return generation
+        for attempt in range(1, self._tds.max_resamples + 1):
+            if generation.signals is None or generation.signals.gamma(before) >= self._tds.eta:
+                break
+            try:
+                again = await generate(key=f"{name}.{attempt}")
+            except GenerationFailed as error:
+                log.warning("turn %s keeps its first sample: %s", name, error)
+                break
             self._counters["resamples"] += 1
             self._counters["tokens_discarded"] += len(generation.token_ids)
+            generation = again
+        return generation
 
     async def _branch(self, walk: _Walk) -> None:
         """Ask for children at the state the leaf is in now, and start those that are granted."""
@@ -257,10 +262,10 @@ class Expansion:
 
     def _serve_triggers(self) -> None:
         triggers, self._triggers = self._triggers, []
-        children = self._forest.serve([leaf for leaf, _ in triggers])
-        for leaf, granted in triggers:
-            if not granted.done():
-                granted.set_result(children.get(leaf, ()))
+        waiting = [(leaf, granted) for leaf, granted in triggers if not granted.done()]
+        children = self._forest.serve([leaf for leaf, _ in waiting])
+        for leaf, granted in waiting:
+            granted.set_result(children.get(leaf, ()))
 
     async def _step(self, walk: _Walk, action: str) -> Step:
         """Execute an action, rebuilding the environment elsewhere when its worker is lost on the way."""

@@ -31,6 +31,8 @@ class Admission:
 
     def __init__(self, groups_per_batch: int, max_lag: int, late: Late = "wait") -> None:
         self.groups_per_batch, self.max_lag, self.late = groups_per_batch, max_lag, late
+        self.most = groups_per_batch * (max_lag + 1)
+        """Groups outstanding at once."""
 
     def may_admit(self, outstanding: int) -> bool:
         """Whether one more task may start at the current version.
@@ -38,7 +40,7 @@ class Admission:
         Args:
             outstanding: groups running, ready or in the batch being trained now.
         """
-        return outstanding < self.groups_per_batch * (self.max_lag + 1)
+        return outstanding < self.most
 
     def choose(
         self, version: int, ready: Sequence[tuple[int, int]], running: Sequence[tuple[int, int]]

@@ -57,13 +57,18 @@ class Checkpoints:
                         for key, group in ready.items()
                     )
                 )
-            for old in (path, *sorted(self._folder.glob("version-*"))[: -self._keep]):
-                if old.exists():
-                    old.rename(old.with_name(f".old-{old.name}"))  # whole, or not under its name
+            if path.exists():
+                self._withdraw(path)
             partial.rename(path)
+            for old in sorted(self._folder.glob("version-*"))[: -self._keep]:
+                self._withdraw(old)
         finally:
             self._discard()
         return path
+
+    @staticmethod
+    def _withdraw(path: Path) -> None:
+        path.rename(path.with_name(f".old-{path.name}"))  # removed whole, or not under its name
 
     def _discard(self) -> None:
         for partial in self._folder.glob(PARTIAL):

@@ -19,7 +19,7 @@ from asyncrl.rollout.coordinators import GRACE_S
 from asyncrl.runtime.admission import Admission
 from asyncrl.runtime.ledger import GIVEN_UP, LATE
 from asyncrl.runtime.measure import batch_metrics, lag_figures, thinking_figures
-from asyncrl.runtime.publish import check_publish, publish
+from asyncrl.runtime.publish import Probe, logprob_gap, publish
 from asyncrl.runtime.sampler import TaskSampler
 from asyncrl.runtime.state import Attempt, RunState
 from asyncrl.runtime.system import System
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 """How often a task is admitted before it is given up with its cause."""
-LOST_IN_A_ROW = 50
-"""Groups lost without a finished one between them before the run gives up."""
+LOST_IN_A_ROW = 3
+"""How often all that may be in progress is lost, without a finished group between, before the run gives up."""
 GAP_MAX, GAP_MAX_GPU = 1e-2, 0.25
 """Largest difference of log-probs at equal float32 weights; a GPU's engine multiplies in TF32, of 10 bits."""
 REFIT_S = 30.0
@@ -68,6 +68,8 @@ class Loop:
         """By key: the expansion, and when it began."""
         self._blocked_since: float | None = None
         self._lost_in_a_row = 0
+        self._check: asyncio.Task[None] | None = None
+        """The last publish's comparison of log-probs, which goes on beside the next batch."""
         self._changed = asyncio.Event()
         self.state = state
 
@@ -137,7 +139,7 @@ class Loop:
         """Admit the task again, or give it up when that cannot help."""
         self.state.totals.lost += 1
         self._lost_in_a_row += 1
-        if self._lost_in_a_row > LOST_IN_A_ROW:
+        if self._lost_in_a_row > LOST_IN_A_ROW * self._admission.most:
             raise RuntimeError(f"{self._lost_in_a_row} groups in a row were lost; the last: {cause}")
         if retry and attempt.number < ATTEMPTS:
             log.warning("%s is lost and its task admitted again: %s", _name(attempt), cause)
@@ -212,23 +214,30 @@ class Loop:
         """Give the generators the new weights under the next version, and prove that they have them."""
         state = self.state
         probes = [ready.group.summary.probe for ready in state.training[:PROBES]]
+        if self._check is not None:
+            await asyncio.wait([self._check])  # it is about the weights that go now
         metrics = await publish(self._system.fleet, self._learner, state.version + 1)
         state.publish(learned)
         if self._config.runtime.check_publish:
-            metrics |= await self._check_publish(probes)
+            ours = await self._learner.logprobs(probes)
+            self._check = self._expansions.create_task(self._check_publish(state.version, probes, ours))
         return metrics | state.ledger.bias()
 
-    async def _check_publish(self, probes: Sequence[tuple[tuple[int, ...], int]]) -> dict[str, float]:
-        figures = await check_publish(self._system.fleet, self._learner, probes)
+    async def _check_publish(self, version: int, probes: Sequence[Probe], ours: list[list[float]]) -> None:
+        try:
+            figures = logprob_gap(ours, await self._system.fleet.score_everywhere(probes))
+        except RuntimeError as error:
+            log.warning("publish %d is not checked: %s", version, error)
+            return
+        self._tracker.log(version, figures)
         gap, totals = figures["publish/logprob_gap"], self.state.totals
         totals.logprob_gap_max = max(totals.logprob_gap_max, gap)
         most = GAP_MAX_GPU if self._config.engine.gpus else GAP_MAX
         if self._config.model.dtype == "float32" and gap > most:
             raise RuntimeError(
-                f"after publish {self.state.version} engine and learner log-probs differ by {gap:.2g} "
+                f"after publish {version} engine and learner log-probs differ by {gap:.2g} "
                 f"(at most {most} in float32): the engine serves other weights"
             )
-        return figures
 
 
 def _name(attempt: Attempt) -> str:

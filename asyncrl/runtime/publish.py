@@ -8,13 +8,16 @@ last publish: who missed it is fenced, and refitted by the next; every wait has 
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from asyncrl.engine.fleet import Fleet
 from asyncrl.learner.group import LearnerGroup
 
 log = logging.getLogger(__name__)
+
+Probe = tuple[tuple[int, ...], int]
+"""A prompt with its response, as token ids, and where the response starts."""
 
 
 async def publish(
@@ -60,21 +63,24 @@ async def _transfer(
     return await fleet.update_weight_version(version, [at for at in members if at not in failed]), failed
 
 
-async def check_publish(
-    fleet: Fleet, learner: LearnerGroup, probes: Sequence[tuple[tuple[int, ...], int]]
-) -> dict[str, float]:
-    """How far the log-probs of engine and learner differ at equal weights, over the response tokens of ``probes``.
+def logprob_gap(ours: Sequence[Sequence[float]], theirs: Iterable[Sequence[Sequence[float]]]) -> dict[str, float]:
+    """How far the log-probs of learner and engines differ over the response tokens of some probes.
 
     Equal checksums don't prove a publish (a re-packed output head can keep old weights); equal log-probs do.
+
+    Args:
+        ours: [probes][tokens], the learner's.
+        theirs: [generators][probes][tokens].
 
     Returns:
         The largest difference, and the mean divergence of the learner from the engine (k3, in nats a token).
     """
-    learned = await learner.logprobs(list(probes))
-    gaps: list[float] = []
-    for served in await fleet.score_everywhere(list(probes)):
-        for ours, theirs in zip(learned, served, strict=True):
-            gaps += [a - b for a, b in zip(ours, theirs, strict=True)]
+    gaps = [
+        a - b
+        for served in theirs
+        for one, other in zip(ours, served, strict=True)
+        for a, b in zip(one, other, strict=True)
+    ]
     return {
         "publish/logprob_gap": max(map(abs, gaps), default=0.0),
         "publish/kl_mismatch": sum(math.expm1(gap) - gap for gap in gaps) / max(1, len(gaps)),

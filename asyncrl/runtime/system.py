@@ -128,7 +128,6 @@ async def system(config: RunConfig, model_path: str, learner: bool = True) -> As
             for name in (f"coordinator-{i}" for i in range(config.runtime.coordinators))
         }
         ends.callback(lambda: [ray.kill(handle) for handle in handles.values()])
-        starting = [fleet.start(), _ready([pool, *handles.values()], config.engine.start_timeout_s)]
         group: LearnerGroup | None = None
         if learner:
             group = LearnerGroup.create(
@@ -140,10 +139,13 @@ async def system(config: RunConfig, model_path: str, learner: bool = True) -> As
                 seed=config.runtime.seed,
             )
             ends.push_async_callback(_end, "learner group", group.shutdown)
-            starting.append(group.start())
         async with asyncio.TaskGroup() as started:
-            for start in starting:
-                started.create_task(start)
+            started.create_task(_ready([pool, *handles.values()], config.engine.start_timeout_s))
+            engines = started.create_task(fleet.start())
+            if 0 < config.engine.gpus < 1:
+                await engines  # alone on a shared GPU: an engine measures what memory is free
+            if group is not None:
+                started.create_task(group.start())
         if group is not None:
             await group.connect(fleet.handles, config.engine.publish_timeout_s)
         yield System(fleet, pool, Coordinators(handles, pool, config.runtime.group_timeout_s), group)
@@ -155,8 +157,10 @@ async def _ready(actors: list[Any], timeout_s: float) -> None:
 
 
 async def _closed(pool: Any) -> None:
-    await pool.close.remote()
-    ray.kill(pool)
+    try:
+        await pool.close.remote()
+    finally:
+        ray.kill(pool)
 
 
 async def _end(what: str, end: Callable[[], Awaitable[None]]) -> None:

@@ -4,7 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, RayTaskError
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from asyncrl.evaluate.episodes import evaluate
 from asyncrl.rollout.coordinator import EpisodeLost
@@ -35,15 +36,20 @@ class Actor:
         return type("Method", (), {"remote": staticmethod(remote)})
 
 
-def test_a_dead_coordinator_is_named_and_its_calls_are_given_a_groups_time_to_end() -> None:
-    pool = Actor()
-    coordinators = Coordinators({"coordinator-0": Actor(ActorDiedError())}, pool, group_timeout_s=900)
+@pytest.mark.parametrize("error", [ActorDiedError(), ActorUnavailableError("out of reach", None)])
+def test_a_lost_coordinator_is_ended_and_named_and_its_calls_are_given_a_groups_time_to_end(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, actor, killed = Actor(), Actor(error), []
+    monkeypatch.setattr(ray, "kill", killed.append)
+    coordinators = Coordinators({"coordinator-0": actor}, pool, group_timeout_s=900)
 
     async def main() -> None:
-        with pytest.raises(CoordinatorDied, match=r"^coordinator-0 died: The actor died unexpectedly[^\n]*[^.]$"):
+        with pytest.raises(CoordinatorDied, match=r"^coordinator-0 died: The actor [^\n]*[^.]$"):
             await coordinators.evaluate(TASK, -1)
 
     asyncio.run(main())
+    assert killed == [actor]
     ((method, owner, call_s),) = pool.asked
     assert (method, owner) == ("forget", "coordinator-0")
     assert call_s >= 900, "a call may last as long as its group"

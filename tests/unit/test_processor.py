@@ -14,12 +14,13 @@ from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
 from asyncrl.config.thinking import ThinkingConfig
-from asyncrl.engine.processor import TurnProcessor, engine_arguments
+from asyncrl.engine.processor import engine_arguments
+from asyncrl.engine.processor_v1 import TurnProcessor
 from asyncrl.engine.reports import TURN
 from asyncrl.engine.thinking import Report, Tag, Thinking
 
 VOCAB, LENGTH = 16, 14
-CONFIG = ThinkingConfig(window=2, min_tokens=4, max_tokens=9, top_j=4, series=True)
+CONFIG = ThinkingConfig(window=2, min_tokens=4, cap=9, top_j=4, series=True)
 TAGS = [Tag([[0]], [[1]], [1, 2])]
 
 
@@ -98,14 +99,13 @@ def test_moves_removals_and_readmissions_change_nothing(turns, seed):
         logits.zero_()
         done = [turn for turn in waiting if len(batch.tokens[turn]) == LENGTH]
         if done and chance.random() < 0.9:
-            for turn, report in zip(done, found.take([f"turn-{turn}" for turn in done]), strict=True):
+            for turn, report in zip(done, found.take({f"turn-{turn}": LENGTH for turn in done}), strict=True):
                 assert (batch.tokens[turn], report) == exact[turn]
             waiting = [turn for turn in waiting if turn not in done]
         elif done:  # aborted, though it was complete
             found.drop([f"turn-{turn}" for turn in done])
             waiting = [turn for turn in waiting if turn not in done]
-            with pytest.raises(KeyError):
-                found.take([f"turn-{done[0]}"])
+            assert found.take({f"turn-{done[0]}": LENGTH}) == [None]
 
 
 def test_asynchronous_scheduling_is_refused():

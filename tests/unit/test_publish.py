@@ -16,7 +16,7 @@ from asyncrl.engine import fleet as fleet_module
 from asyncrl.engine.base import EngineDied, EngineFenced
 from asyncrl.engine.client import GeneratorClient
 from asyncrl.engine.fleet import Fleet, GenerationFailed, GeneratorDied
-from asyncrl.runtime.publish import check_publish, publish
+from asyncrl.runtime.publish import logprob_gap, publish
 from asyncrl.types import Sampling
 from tests.scripted_engine import ScriptedEngine
 
@@ -388,13 +388,7 @@ def test_no_generator_ever_serves_incomplete_or_old_weights(
 
 
 def test_the_mismatch_is_the_mean_divergence_and_the_gap_the_largest_difference() -> None:
-    """Scripted engines give -1 for every token, the learner -1.5, -1 and -1."""
-
-    async def main() -> dict[str, float]:
-        run = Run(2)
-        return await check_publish(run.fleet, run.learner, [((1, 2, 3), 1), ((1, 2), 1)])
-
-    figures = asyncio.run(main())
+    figures = logprob_gap([[-1.5, -1.0], [-1.0]], [[[-1.0, -1.0], [-1.0]]])
     assert figures["publish/logprob_gap"] == pytest.approx(0.5)
     ratio = 2.718281828459045**-0.5  # learner over engine, at the one token that differs
     assert figures["publish/kl_mismatch"] == pytest.approx((ratio - 1 - -0.5) / 3)

@@ -22,7 +22,7 @@ TAGS = [
     # <explore> in pieces: "<" or ".<", then "explore"; its closer "</", then "explore".
     Tag([[LT, DOT_LT], [NAME]], [[SLASH], [NAME]], [SLASH, NAME, GT, NEWLINE, ACTION]),
 ]
-CONFIG = ThinkingConfig(window=3, min_tokens=6, max_tokens=14, top_j=5, series=True)
+CONFIG = ThinkingConfig(window=3, min_tokens=6, cap=14, top_j=5, series=True)
 
 
 @dataclass
@@ -70,7 +70,7 @@ def told(script: Script, config: ThinkingConfig) -> tuple[list[int], dict]:
         window = deltas[-(config.window + 1) :]
         if config.tti and not queue and not rule and not closed:
             stable = t >= config.min_tokens and len(window) == config.window + 1 and np.mean(window) < config.eps
-            if stable or t - opened >= config.max_tokens:
+            if stable or t - opened >= config.cap:
                 rule, queue = "stable" if stable else "cap", list(TAGS[tag].queue)
         scaled = x / script.temperature
         if queue:
