@@ -182,6 +182,23 @@ def bench_async(
     typer.echo(measure(config, overrides, out, chosen, medians, to))
 
 
+@bench_app.command("control")
+def bench_control(
+    model: Annotated[str, typer.Option(help="A model folder, or random weights in the shape 1.5b or tiny.")] = "tiny",
+    in_flight: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 64,
+    tokens: Annotated[int, typer.Option(help="Of each response.", min=1)] = 128,
+    rounds: Annotated[int, typer.Option(help="Timed rounds, after one that warms up.", min=1)] = 5,
+    to: Annotated[Path | None, typer.Option("--json", help="File for all figures.")] = None,
+) -> None:
+    """Time the engine with T2PO's control of thinking, without it, and with the log-probs it would else be made of.
+
+    [dim]asyncrl bench control --model 1.5b --in-flight 256 --tokens 256 --json runs/control.json[/dim]
+    """
+    from asyncrl.bench.control import run
+
+    typer.echo(run(model, in_flight, tokens, rounds, to))
+
+
 @model_app.command("init")
 def model_init(
     out: Annotated[Path, typer.Option(help="Folder to make.")],

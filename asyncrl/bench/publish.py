@@ -23,6 +23,7 @@ from asyncrl.config.engine import EngineConfig
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.engine.fleet import Fleet
 from asyncrl.learner.group import LearnerGroup
+from asyncrl.model.tiny import train_tokenizer
 from asyncrl.runtime.publish import logprob_gap, publish
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def make_model(shape: str, folder: Path, dtype: str, tied: bool = True) -> Path:
     shaped = dict(zip((*fields, "intermediate_size", "vocab_size"), SHAPES[shape], strict=True))
     config = Qwen2Config.from_dict({**shaped, "tie_word_embeddings": tied, "eos_token_id": 2})
     Qwen2ForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(folder)
-    (folder / "tokenizer_config.json").write_text("{}")  # a model folder has one; nobody reads text here
+    train_tokenizer([], 512).save_pretrained(folder)
     return folder
 
 

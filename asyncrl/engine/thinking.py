@@ -104,6 +104,8 @@ class Thinking:
             return torch.zeros(vocab, dtype=torch.bool).index_fill(0, torch.tensor(ids), True).to(device)
 
         self._config, self._device = config, device
+        # On a GPU the passes over the vocabulary become one.
+        self._token_signals = torch.compile(token_signals, dynamic=True) if device.type == "cuda" else token_signals
         self._patterns = [[[table(ids) for ids in pattern] for pattern in tag[:2]] for tag in tags]
         queues = [torch.tensor(tag.queue, device=device) for tag in tags]
         self._queue_length = torch.tensor([len(queue) for queue in queues], device=device)
@@ -156,7 +158,7 @@ class Thinking:
         if (config := self._config) is None:
             return
         first = places[:, None] == 0
-        signals = token_signals(logits, config.top_j if config.confidence == "topj" else None)
+        signals = self._token_signals(logits, config.top_j if config.confidence == "topj" else None)
         before = torch.where(first, torch.inf, self._extremes[slots, places])
         m, self._extremes[slots, places + 1] = running(signals.entropy, signals.confidence, before, config.alpha)
         if config.norm == "fixed":

@@ -1,0 +1,134 @@
+"""What measuring and steering turns costs the engine: tokens a second with and without, all in one run.
+
+Invariants: every way of generating serves the same prompts at the same length, with as many requests in flight; a
+round times each of them once, in an order of its own, and the first round only warms up. Both engines are there all
+the while, so none has more of the device than another.
+"""
+
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from asyncrl.bench.publish import SHAPES, make_model
+from asyncrl.bench.runs import markdown
+from asyncrl.config.engine import EngineConfig
+from asyncrl.config.thinking import ThinkingConfig
+from asyncrl.engine.generator import Generator
+from asyncrl.types import Sampling
+
+PROMPT = 64
+"""Tokens."""
+TOP = 20
+WAYS = ("plain", "log-prob", "control", f"top {TOP}")
+"""No log-probs; the sampled token's; that and T2PO's signals and rules; the likeliest tokens', to compute them from."""
+
+
+class Served(Generator):
+    async def raw(self, prompt: Sequence[int], tokens: int, logprobs: int | None) -> int:
+        """A response of ``tokens`` tokens with that many log-probs a token; returns its length."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            max_tokens=tokens,
+            ignore_eos=True,
+            logprobs=logprobs,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        result, _ = await self._complete(prompt, params, "raw")
+        return len(result.outputs[0].token_ids)
+
+    async def controlled(self, prompt: Sequence[int], tokens: int) -> int:
+        turn = await self.generate(prompt, Sampling(temperature=1.0, max_tokens=tokens), "turn")
+        return len(turn.token_ids)
+
+
+async def measure(model: Path, in_flight: int, tokens: int, rounds: int) -> dict[str, list[float]]:
+    """Tokens a second of each of :data:`WAYS` in each round.
+
+    Args:
+        model: a folder in Hugging Face format whose tokenizer has the reasoning tags.
+        in_flight: requests at once.
+        tokens: of each response.
+    """
+    gpu = torch.cuda.is_available()
+    config = EngineConfig(
+        gpus=0.5 if gpu else 0,
+        max_num_seqs=in_flight,
+        max_model_len=PROMPT + tokens,
+        gpu_memory_utilization=0.4,
+        kv_cache_gib=0.5,
+        enforce_eager=not gpu,
+    )
+    dtype = "bfloat16" if gpu else "float32"
+    engine, control = (
+        Served(str(model), config, dtype, 0, thinking=thinking) for thinking in (None, ThinkingConfig(tds=True))
+    )
+    ways: dict[str, Callable[[Sequence[int]], Awaitable[int]]] = dict(
+        zip(
+            WAYS,
+            (
+                lambda prompt: engine.raw(prompt, tokens, None),
+                lambda prompt: engine.raw(prompt, tokens, 0),
+                lambda prompt: control.controlled(prompt, tokens),
+                lambda prompt: engine.raw(prompt, tokens, TOP),
+            ),
+            strict=True,
+        )
+    )
+    rates: dict[str, list[float]] = {way: [] for way in WAYS}
+    draw = random.Random(0)
+    try:
+        await engine.start()
+        await control.start()
+        for number in range(rounds + 1):
+            for way in draw.sample(WAYS, len(WAYS)):
+                # New ones each time: none finds its prefix cached.
+                prompts = [draw.choices(range(3, 500), k=PROMPT) for _ in range(in_flight)]
+                began = time.perf_counter()
+                made = await asyncio.gather(*map(ways[way], prompts))
+                if number:
+                    rates[way].append(sum(made) / (time.perf_counter() - began))
+    finally:
+        await engine.shutdown()
+        await control.shutdown()
+    return rates
+
+
+def table(rates: dict[str, list[float]]) -> str:
+    """Medians, their ratio to the plain engine's, and the spread of the rounds."""
+    medians = {way: statistics.median(measured) for way, measured in rates.items()}
+    rows = [
+        [way, f"{median:,.0f}", f"{median / medians['plain']:.3f}", f"{min(rates[way]):,.0f} to {max(rates[way]):,.0f}"]
+        for way, median in medians.items()
+    ]
+    return markdown("way | tokens/s | to plain | rounds", rows)
+
+
+def run(model: str, in_flight: int, tokens: int, rounds: int, to: Path | None) -> str:
+    """Measure ``model``, a folder or one of ``SHAPES``; ``to`` gets all figures as JSON. Returns a Markdown table."""
+    with tempfile.TemporaryDirectory() as made:
+        gpu = torch.cuda.is_available()
+        dtype = "bfloat16" if gpu else "float32"
+        folder = make_model(model, Path(made), dtype) if model in SHAPES else Path(model)
+        rates = asyncio.run(measure(folder, in_flight, tokens, rounds))
+    if to:
+        device = torch.cuda.get_device_name() if gpu else "CPU"
+        facts: dict[str, Any] = {
+            "command": sys.argv,
+            "device": device,
+            "torch": torch.__version__,
+            "tokens_per_s": rates,
+        }
+        to.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    return table(rates)
