@@ -124,7 +124,7 @@ def run(model: str, in_flight: int, tokens: int, rounds: int, to: Path | None) -
         rates = asyncio.run(measure(folder, in_flight, tokens, rounds))
     if to:
         device = torch.cuda.get_device_name() if gpu else "CPU"
-        facts: dict[str, Any] = {
+        facts = {
             "command": sys.argv,
             "device": device,
             "torch": torch.__version__,
