@@ -27,8 +27,9 @@ from asyncrl.types import Sampling
 PROMPT = 64
 """Tokens."""
 TOP = 20
-WAYS = ("plain", "log-prob", "control", f"top {TOP}")
-"""No log-probs; the sampled token's; that and T2PO's signals and rules; the likeliest tokens', to compute them from."""
+WAYS = ("plain", "log-prob", "control", "vLLM's log-prob", f"top {TOP}")
+"""No log-probs; the sampled token's; that and T2PO's signals and rules; the sampled token's from vLLM itself; those of
+the likeliest tokens, which the signals would else be computed from."""
 
 
 class Served(Generator):
@@ -48,9 +49,9 @@ class Served(Generator):
         result, _ = await self._complete(prompt, params, "raw")
         return len(result.outputs[0].token_ids)
 
-    async def controlled(self, prompt: Sequence[int], tokens: int) -> int:
-        turn = await self.generate(prompt, Sampling(temperature=1.0, max_tokens=tokens), "turn")
-        return len(turn.token_ids)
+    async def turn(self, prompt: Sequence[int], tokens: int) -> int:
+        generation = await self.generate(prompt, Sampling(temperature=1.0, max_tokens=tokens), "turn")
+        return len(generation.token_ids)
 
 
 async def measure(model: Path, in_flight: int, tokens: int, rounds: int) -> dict[str, list[float]]:
@@ -79,8 +80,9 @@ async def measure(model: Path, in_flight: int, tokens: int, rounds: int) -> dict
             WAYS,
             (
                 lambda prompt: engine.raw(prompt, tokens, None),
+                lambda prompt: engine.turn(prompt, tokens),
+                lambda prompt: control.turn(prompt, tokens),
                 lambda prompt: engine.raw(prompt, tokens, 0),
-                lambda prompt: control.controlled(prompt, tokens),
                 lambda prompt: engine.raw(prompt, tokens, TOP),
             ),
             strict=True,

@@ -34,6 +34,8 @@ from asyncrl.types import Generation, Sampling, VersionSpan, token_digest
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from asyncrl.engine.thinking import Tag
+
 
 CPU_BLOCK_TOKENS = 32
 """Tokens of a KV block on the CPU, the unit of prefix reuse; vLLM's own 128 is longer than many a shared prefix."""
@@ -64,7 +66,7 @@ class Generator(Engine):
         self._seed = seed
         self._name = name
         self._thinking = thinking
-        self._reports = Reports() if thinking else None
+        self._reports = Reports()
         self._llm: AsyncLLM | None = None
         self._numbers = itertools.count()
         self._requests: set[asyncio.Task[Any]] = set()
@@ -92,9 +94,9 @@ class Generator(Engine):
                 "distributed_executor_backend": "uni",
             }
         )
+        tags: Sequence[Tag] = ()
         if self._thinking:
             tags = reasoning_tags(load_tokenizer(self._model_path), REASONING, self._thinking.tail)
-            placement |= engine_arguments(self._thinking, tags, gpu)
         self._stop = _end_tokens(Path(self._model_path))
         # Blocks this actor's loop on purpose: nothing can be served before it returns, and the thread that starts the
         # engine process must live as long as the actor, because the process is bound to it.
@@ -108,10 +110,10 @@ class Generator(Engine):
                 max_model_len=config.max_model_len,
                 enforce_eager=config.enforce_eager,
                 enable_prefix_caching=config.prefix_caching,
-                logprobs_mode="processed_logprobs",
                 disable_log_stats=True,
                 weight_transfer_config={"backend": backend_for(config.gpus)},  # type: ignore[arg-type]
                 **placement,
+                **engine_arguments(self._thinking, tags, gpu),
             )
         )
         enable_envs_cache()  # or the front end reads its settings from the environment at every request
@@ -126,6 +128,7 @@ class Generator(Engine):
             ENGINE_CHILD: "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads, and may have a CUDA context
             "VLLM_ENGINE_READY_TIMEOUT_S": str(int(self._config.start_timeout_s)),
         }
         if self._config.gpus > 0:
@@ -156,16 +159,16 @@ class Generator(Engine):
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
             stop_token_ids=self._stop,
-            logprobs=None if self._thinking else 0,
-            flat_logprobs=True,
             detokenize=False,
             skip_clone=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        result, report = await self._complete(prompt_ids, params, key, self._reports)
+        result, report = await self._complete(prompt_ids, params, key, measured=True)
         output = result.outputs[0]
         if output.finish_reason not in ("stop", "length"):
             raise RuntimeError(f"{self._name}: turn {key} ended by {output.finish_reason!r} instead of a token")
+        assert report is not None
+        logprobs, signals = report
         self._counters.book(
             requests=1,
             prompt_tokens=len(prompt_ids),
@@ -174,12 +177,12 @@ class Generator(Engine):
         )
         return Generation(
             token_ids=tuple(output.token_ids),
-            logprobs=tuple(report[0] if report else output.logprobs.logprobs),
+            logprobs=tuple(logprobs),
             digest=token_digest(output.token_ids),
             spans=tuple(VersionSpan(int(span.version), span.start, span.end) for span in output.weight_versions),
             finish=output.finish_reason,
             seconds=clock() - began,
-            signals=report[1] if report else None,
+            signals=signals,
         )
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
@@ -200,9 +203,9 @@ class Generator(Engine):
         return list(result.prompt_logprobs.logprobs[start - 1 :])
 
     async def _complete(
-        self, ids: Sequence[int], params: Any, key: str, reports: Reports | None = None
+        self, ids: Sequence[int], params: Any, key: str, measured: bool = False
     ) -> tuple[Any, Report | None]:
-        """vLLM's answer and, with ``reports``, what the engine kept of the turn."""
+        """vLLM's answer and, of a measured turn, what the engine kept of it."""
         from vllm.inputs.engine import tokens_input
 
         llm = self._engine()
@@ -221,7 +224,7 @@ class Generator(Engine):
                     await self._gate.passed()
                     prompt = tokens_input(list(ids), cache_salt=str(self._gate.version))
                     name = f"{key}#{next(self._numbers)}"
-                    result, report = await self._ask(llm, prompt, params, name, reports)
+                    result, report = await self._ask(llm, prompt, params, name, measured)
                     if result.outputs[0].finish_reason != "abort":  # else pause() withdrew it
                         return result, report
         except asyncio.CancelledError:
@@ -232,20 +235,20 @@ class Generator(Engine):
             self._counters.book(come=-1)
 
     async def _ask(
-        self, llm: AsyncLLM, prompt: Any, params: Any, name: str, reports: Reports | None
+        self, llm: AsyncLLM, prompt: Any, params: Any, name: str, measured: bool
     ) -> tuple[Any, Report | None]:
         report = None
-        if reports:
+        if measured:
             params.extra_args = {TURN: name}
         try:
             async for output in llm.generate(prompt, params, name):
                 result = output  # the only one: FINAL_ONLY
-            if reports and result.outputs[0].finish_reason in ("stop", "length"):
-                report = await reports.take(llm, name, len(result.outputs[0].token_ids))
+            if measured and result.outputs[0].finish_reason in ("stop", "length"):
+                report = await self._reports.take(llm, name, len(result.outputs[0].token_ids))
             return result, report
         finally:
-            if reports and report is None:
-                reports.drop(llm, name)
+            if measured and report is None:
+                self._reports.drop(llm, name)
 
     async def pause(self) -> None:
         llm = self._engine()

@@ -15,7 +15,7 @@ TURN = "turn"
 anew would be taken with what is left of the first."""
 
 
-Report = tuple[list[float], Signals]
+Report = tuple[list[float], Signals | None]
 """Log-probs and signals: :class:`asyncrl.engine.thinking.Report`, as it arrives."""
 
 
@@ -59,7 +59,7 @@ class Reports:
                     report.set_exception(RuntimeError(f"the engine reported nothing of turn {name}: {why}"))
                 else:
                     logprobs, signals = row
-                    report.set_result((logprobs, Signals(*signals)))
+                    report.set_result((logprobs, signals and Signals(*signals)))
         self._fetching = False
 
     def _begin(self, call: Coroutine[Any, Any, None]) -> None:

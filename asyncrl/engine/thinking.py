@@ -104,8 +104,6 @@ class Thinking:
             return torch.zeros(vocab, dtype=torch.bool).index_fill(0, torch.tensor(ids), True).to(device)
 
         self._config, self._device = config, device
-        # On a GPU the passes over the vocabulary become one.
-        self._token_signals = torch.compile(token_signals, dynamic=True) if device.type == "cuda" else token_signals
         self._patterns = [[[table(ids) for ids in pattern] for pattern in tag[:2]] for tag in tags]
         queues = [torch.tensor(tag.queue, device=device) for tag in tags]
         self._queue_length = torch.tensor([len(queue) for queue in queues], device=device)
@@ -120,6 +118,10 @@ class Thinking:
         self._state = torch.zeros(slots, len(self._fresh), dtype=torch.int64, device=device)
         self._slot_of: dict[str, int] = {}
         self._free = list(range(SCRAP + 1, slots))
+        self._advanced, self._committed = self._advance, self._commit
+        if device.type == "cuda":  # a hundred small operations would take the host longer than the GPU
+            self._advanced = torch.compile(self._advance, dynamic=True, fullgraph=True)
+            self._committed = torch.compile(self._commit, dynamic=True, fullgraph=True)
         self._rows: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         """Of the last step, until its tokens are known: logits over temperature (rows, V), their log-sum-exp, slots,
         places. The logits are a copy: the engine goes on to overwrite its own."""
@@ -153,12 +155,16 @@ class Thinking:
             slots: (rows,) from :meth:`admit`, or ``SCRAP``.
             places: (rows,) tokens that the turn has so far; 0 for ``SCRAP``.
         """
+        self._rows = *self._advanced(logits, slots, places), slots, places
+
+    def _advance(self, logits: Tensor, slots: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns logits over temperature, and their log-sum-exp."""
         scaled = logits.float() / self._temperature[slots, None]
-        self._rows = scaled, scaled.logsumexp(-1), slots, places
+        log_total = scaled.logsumexp(-1)
         if (config := self._config) is None:
-            return
+            return scaled, log_total
         first = places[:, None] == 0
-        signals = self._token_signals(logits, config.top_j if config.confidence == "topj" else None)
+        signals = token_signals(logits, config.top_j if config.confidence == "topj" else None)
         before = torch.where(first, torch.inf, self._extremes[slots, places])
         m, self._extremes[slots, places + 1] = running(signals.entropy, signals.confidence, before, config.alpha)
         if config.norm == "fixed":
@@ -169,6 +175,7 @@ class Thinking:
         if config.tti:
             self._intervene(config, logits, state, slots, places)
         self._state[slots] = state
+        return scaled, log_total
 
     def _intervene(self, config: ThinkingConfig, logits: Tensor, state: Tensor, slots: Tensor, places: Tensor) -> None:
         """Fire where thinking is open and nothing fired before; force what the queue holds for this place."""
@@ -188,7 +195,10 @@ class Thinking:
     def commit(self, tokens: Tensor) -> None:
         """The tokens (rows,) that the last step's rows led to; -1 for none."""
         assert self._rows is not None, "commit() comes once after each step()"
-        (scaled, log_total, slots, places), self._rows = self._rows, None
+        rows, self._rows = self._rows, None
+        self._committed(*rows, tokens)
+
+    def _commit(self, scaled: Tensor, log_total: Tensor, slots: Tensor, places: Tensor, tokens: Tensor) -> None:
         slots, tokens = torch.where(tokens >= 0, slots, SCRAP), tokens.clamp_min(0)
         self._values[slots, places, LOGPROB] = scaled.gather(1, tokens[:, None])[:, 0] - log_total
         if self._config is None:

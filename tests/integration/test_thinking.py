@@ -55,6 +55,7 @@ class Running:
             model=str(folder),
             dtype="float32",
             enforce_eager=not GPU,
+            gpu_memory_utilization=0.4,
             max_num_seqs=16,
             max_model_len=SIZE.max_length,
             max_num_batched_tokens=64,  # longer prompts come in pieces
