@@ -77,22 +77,14 @@ class ReplayMismatch(RuntimeError):
     """A replayed step did not reproduce what was recorded."""
 
     def __init__(self, task: Task, step: int, what: str, expected: object, got: object) -> None:
-        super().__init__(
-            f"replay of {task.env} task {task.id} diverged at step {step} in {what}: "
-            f"expected {str(expected)[:200]!r}, got {str(got)[:200]!r}"
+        super().__init__(task, step, what, str(expected)[:200], str(got)[:200])  # what it is made of: so it pickles
+        self.step, self.what = step, what
+
+    def __str__(self) -> str:
+        task, step, what, expected, got = self.args
+        return (
+            f"replay of {task.env} task {task.id} diverged at step {step} in {what}: expected {expected!r}, got {got!r}"
         )
-        self.step = step
-        self.what = what
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_mismatch, (self.args[0], self.step, self.what)
-
-
-def _rebuild_mismatch(message: str, step: int, what: str) -> ReplayMismatch:
-    error = ReplayMismatch.__new__(ReplayMismatch)
-    RuntimeError.__init__(error, message)
-    error.step, error.what = step, what
-    return error
 
 
 @dataclass(slots=True)

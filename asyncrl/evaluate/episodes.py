@@ -15,8 +15,7 @@ from scipy.stats import binomtest
 from asyncrl.engine.base import brief, cause_of
 from asyncrl.rollout.coordinator import EpisodeLost
 from asyncrl.rollout.coordinators import CoordinatorDied, Coordinators
-from asyncrl.rollout.summary import GroupSummary
-from asyncrl.rollout.tally import Tally
+from asyncrl.rollout.summary import GroupSummary, Tally
 from asyncrl.types import Task
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,7 @@ from typing import Any
 
 from asyncrl.algo.staleness import Lag, expected_lag, split_lags, spread, stale_share
 from asyncrl.learner.packing import split_groups
-from asyncrl.rollout.summary import GroupSummary
-from asyncrl.rollout.tally import Tally
+from asyncrl.rollout.summary import GroupSummary, Tally
 
 Trained = tuple[GroupSummary, int]
 """A group of a training batch, and the learner's version when it completed."""
