@@ -116,19 +116,9 @@ def spark(paths: Paths, algo: AlgoConfig) -> Credit:
     )
 
 
-def grpo(paths: Paths, algo: AlgoConfig) -> Credit:
-    """GRPO over independent chains: the formula of :func:`spark` where no turn is shared.
-
-    Raises:
-        ValueError: a turn is shared by several leaves.
-    """
-    if np.any(paths.copies() > 1):
-        raise ValueError("algo.advantage=grpo is for chains, but this group has branched; set tree.criterion=none")
-    return spark(paths, algo)
-
-
-ADVANTAGES: dict[str, AdvantageFn] = {"spark": spark, "grpo": grpo}
-"""By the name used in ``algo.advantage``."""
+ADVANTAGES: dict[str, AdvantageFn] = {"spark": spark, "grpo": spark}
+"""By the name used in ``algo.advantage``. Over chains, and a configuration with ``grpo`` grows no others, both are one
+formula."""
 
 
 def _sum_by(index: Ints, values: Floats, n: int) -> Floats:

@@ -16,6 +16,9 @@ from typing import Any, Protocol, TypeVar
 
 from asyncrl.types import Generation, Sampling
 
+BUCKET_BYTES = 256 * 2**20
+"""Weights gathered from shards, or sent over the CPU, together: bounds what both take beyond the weights themselves."""
+
 Item = TypeVar("Item")
 
 

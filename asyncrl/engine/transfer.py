@@ -46,7 +46,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER_SIZE_BYTES
 from vllm.utils.network_utils import get_open_port
 
-from asyncrl.engine.base import buckets
+from asyncrl.engine.base import BUCKET_BYTES, buckets
 from asyncrl.engine.client import GeneratorClient, leave
 
 __all__ = ["ModuleSource", "ParamMeta", "Sender", "WeightSource", "backend_for", "deliver", "meet"]
@@ -55,8 +55,6 @@ Backend = Literal["asyncrl_cpu", "ipc", "nccl"]
 CPU: Backend = "asyncrl_cpu"
 IPC: Backend = "ipc"
 NCCL: Backend = "nccl"
-BUCKET_BYTES = 256 * 2**20
-"""Bytes of weights in one ``update_weights``: bounds the sender's and the object store's extra memory."""
 GRACE_S = 5.0
 """What a sender waits beyond the bound of its calls, which say who did not answer."""
 POLL_S = 0.1

@@ -66,13 +66,11 @@ def row_of(sample: TurnSample) -> Row:
 
 
 def pack(rows: Sequence[Row], device: torch.device | str = "cpu") -> Packed:
-    """Lay rows end to end.
+    """Lay one or more rows end to end.
 
     Raises:
-        ValueError: no rows, or a row without a prompt token to predict its first response token from.
+        ValueError: a row without a prompt token to predict its first response token from.
     """
-    if not rows:
-        raise ValueError("a micro-batch needs at least one row; use PADDING for an empty one")
     prompts = np.array([len(row.prompt_ids) for row in rows])
     if (prompts < 1).any():
         raise ValueError(f"row {int(prompts.argmin())} has an empty prompt: its first response token has no context")

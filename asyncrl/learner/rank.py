@@ -21,6 +21,7 @@ from asyncrl.config.algo import AlgoConfig
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.learner import checkpoint, policy, zero
 from asyncrl.learner.batch import PADDING, Packed, Row, columns, digests, pack, row_of, weight
+from asyncrl.learner.gather import weight_source
 from asyncrl.learner.packing import plan, split_groups
 from asyncrl.learner.report import RankReport
 from asyncrl.types import TurnSample
@@ -81,18 +82,18 @@ class LearnerRank:
         The batch is split into ``updates_per_batch`` optimizer steps of whole groups. A step without any trained token
         is left out and not counted.
         """
-        if self._algo is None:
-            raise RuntimeError("this learner group was started without an AlgoConfig and can only run sft_step")
+        algo = self._algo
+        assert algo is not None, "this learner group was started for supervised training only"
         groups: list[list[TurnSample]] = ray.get(list(batch), timeout=self._learner.update_timeout_s)
         self.rows += sum(map(len, groups))
         report = RankReport()
         parts = split_groups(len(groups), self._learner.updates_per_batch)
         steps = [samples for part in parts if weight(samples := [s for i in part for s in groups[i]])]
         # Log-probs before the first step changes the policy; that step itself needs none, its own are those.
-        later = steps[1:] if self._algo.proximal == "recomputed" else []
+        later = steps[1:] if algo.proximal == "recomputed" else []
         anchors = [[x for _, x in self._forward([row_of(s) for s in step], self._temperature)] for step in later]
         for samples, known in zip(steps, [[]] * (len(steps) - len(later)) + anchors, strict=True):
-            part = self._policy_part(samples, known, report)
+            part = self._policy_part(samples, algo, known, report)
             self._step([row_of(s) for s in samples], weight(samples), part, report)
         return report
 
@@ -134,15 +135,12 @@ class LearnerRank:
         """
         # Imported here: vLLM takes seconds to import and supervised training does without.
         from asyncrl.engine.transfer import Sender, backend_for
-        from asyncrl.learner.source import LearnerSource
 
-        source = LearnerSource(self.engine.module)
+        source = weight_source(self.engine.module)
         self._sender = Sender(backend_for(self._learner.gpus), generators, source, self.rank, timeout_s)
 
     def send_weights(self, members: Sequence[int]) -> dict[int, str]:
         """Hand the current weights to the generators of these indices; returns who failed and why."""
-        if self._sender is None:
-            raise RuntimeError("connect the learner group to its generators before sending weights")
         failed: dict[int, str] = self._sender.send(members)
         return failed
 
@@ -171,10 +169,8 @@ class LearnerRank:
             yield members, policy.logprobs(self.engine, packed, temperature)[0]
 
     def _policy_part(
-        self, samples: Sequence[TurnSample], proximal: Sequence[Tensor], report: RankReport
+        self, samples: Sequence[TurnSample], algo: AlgoConfig, proximal: Sequence[Tensor], report: RankReport
     ) -> Callable[[Packed, list[int]], LossSum]:
-        algo = self._algo
-        assert algo is not None
         anchors = iter(proximal)  # in the order of the micro-batches
 
         def part(packed: Packed, members: list[int]) -> LossSum:
