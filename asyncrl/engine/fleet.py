@@ -23,6 +23,7 @@ from asyncrl.config.engine import EngineConfig
 from asyncrl.config.thinking import ThinkingConfig
 from asyncrl.engine.base import EngineDied, EngineFenced, brief, cause_of
 from asyncrl.engine.generator import Generator
+from asyncrl.engine.waits import now
 from asyncrl.types import Generation, Sampling
 
 log = logging.getLogger(__name__)
@@ -103,10 +104,10 @@ class Fleet:
         Raises:
             GenerationFailed: no generator is alive or serves in time, or the one asked failed or did not answer.
         """
-        clock, bound = asyncio.get_running_loop().time, self._config.generate_timeout_s
-        until = clock() + bound
-        while clock() <= until:
-            at = self._route(near, clock())
+        bound = self._config.generate_timeout_s
+        until = now() + bound
+        while now() <= until:
+            at = self._route(near)
             if at is None:
                 await asyncio.sleep(FENCED_RETRY_S)
                 continue
@@ -132,10 +133,10 @@ class Fleet:
             raise GeneratorDied(f"all {len(self.handles)} generators are dead; the last: {last}")
         return living
 
-    def _route(self, near: str, now: float) -> int | None:
+    def _route(self, near: str) -> int | None:
         """Whom to ask; None while all are fenced."""
         try:
-            serving = [at for at in self.living() if self._fenced_until.get(at, now) <= now]
+            serving = [at for at in self.living() if self._fenced_until.get(at, 0.0) <= now()]
         except GeneratorDied as error:
             raise GenerationFailed(str(error)) from error
         if not serving:
@@ -236,7 +237,7 @@ class Fleet:
         return answers, failures
 
     def _leave_alone(self, at: int) -> None:
-        self._fenced_until[at] = asyncio.get_running_loop().time() + FENCED_RETRY_S
+        self._fenced_until[at] = now() + FENCED_RETRY_S
 
     async def _ask(self, at: int, method: str, timeout_s: float, *args: Any) -> Any:
         reference = getattr(self.handles[at], method).remote(*args)

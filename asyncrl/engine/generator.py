@@ -28,7 +28,7 @@ from asyncrl.engine.base import Engine, EngineDied, EngineFenced
 from asyncrl.engine.plugin import ENGINE_CHILD
 from asyncrl.engine.reports import TURN, Report, Reports
 from asyncrl.engine.state import UNKNOWN, Counters, Gate
-from asyncrl.engine.waits import bounded
+from asyncrl.engine.waits import bounded, now
 from asyncrl.types import Generation, Sampling, VersionSpan, token_digest
 
 if TYPE_CHECKING:
@@ -150,8 +150,7 @@ class Generator(Engine):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        clock = asyncio.get_running_loop().time
-        began = clock()
+        began = now()
         params = SamplingParams(
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
@@ -178,7 +177,7 @@ class Generator(Engine):
             digest=token_digest(output.token_ids),
             spans=tuple(VersionSpan(int(span.version), span.start, span.end) for span in output.weight_versions),
             finish=output.finish_reason,
-            seconds=clock() - began,
+            seconds=now() - began,
             signals=report[1] if report else None,
         )
 

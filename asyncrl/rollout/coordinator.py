@@ -31,11 +31,8 @@ CHAIN = TreeConfig(roots=1, branch=1, leaves=1, criterion="none")
 
 
 class EpisodeLost(Exception):
-    """An evaluation episode has no score; ``kind`` is the cause's name (:data:`asyncrl.rollout.expansion.CAUSES`)."""
-
-    def __init__(self, kind: str, why: str) -> None:
-        super().__init__(kind, why)
-        self.kind, self.why = kind, why
+    """An evaluation episode has no score; its arguments are the cause's name
+    (:data:`asyncrl.rollout.expansion.CAUSES`) and a sentence."""
 
 
 class Coordinator:
