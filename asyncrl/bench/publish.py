@@ -24,6 +24,7 @@ from asyncrl.config.learner import LearnerConfig
 from asyncrl.engine.fleet import Fleet
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.runtime.publish import logprob_gap, publish
+from asyncrl.runtime.system import ACTOR_ENV
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +114,7 @@ def main(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     with (
         tempfile.TemporaryDirectory() as made,
-        ray.init(address="local", include_dashboard=False, logging_level=logging.ERROR),
+        ray.init("local", include_dashboard=False, logging_level=logging.ERROR, runtime_env={"env_vars": ACTOR_ENV}),
     ):
         folder = make_model(model, Path(made), dtype) if model in SHAPES else Path(model)
         result = asyncio.run(measure(backend, folder, dtype))

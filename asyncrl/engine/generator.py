@@ -120,14 +120,8 @@ class Generator(Engine):
         self._counters.book()
 
     def _environment(self) -> dict[str, str]:
-        """Read by vLLM at import, and by the engine process, which inherits it."""
-        quiet = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")}
-        common = quiet | {
-            ENGINE_CHILD: "1",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_ENGINE_READY_TIMEOUT_S": str(int(self._config.start_timeout_s)),
-        }
+        """Read by vLLM at import, and by the engine process, which inherits it; every actor's is in ``ACTOR_ENV``."""
+        common = {ENGINE_CHILD: "1", "VLLM_ENGINE_READY_TIMEOUT_S": str(int(self._config.start_timeout_s))}
         if self._config.gpus > 0:
             # CUDA IPC handles travel to the engine process as Python objects.
             return common | {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}

@@ -22,8 +22,6 @@ from asyncrl.learner.report import merge
 
 GRACE_S = 5.0
 """How long the other ranks may take to report once one has failed: the first to fail may only have lost its peer."""
-
-
 DISCARDS = 50
 """Tries to remove what an interrupted save has left, 0.1 s apart: a killed rank may write for a moment longer."""
 
@@ -62,7 +60,7 @@ class LearnerGroup:
             dtype: ``"float32"`` or ``"bfloat16"``.
             temperature: the one the responses are sampled at.
         """
-        env = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        env = {}
         if not learner.gpus:
             env["DS_ACCELERATOR"] = "cpu"
         if learner.threads:

@@ -6,15 +6,14 @@ tokens stay in, and DeepSpeed's mean over the ranks is undone once; log-probs re
 methods are called on all ranks together, except ``listen``.
 """
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import ray
 import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C
+from transformers import set_seed
 
 from asyncrl.algo.loss import LossSum, cross_entropy, policy_loss
 from asyncrl.config.algo import AlgoConfig
@@ -60,9 +59,7 @@ class LearnerRank:
         """Meet the other ranks, load the model (and the reference, if the loss needs one) and build the engine."""
         if self._learner.threads:
             torch.set_num_threads(self._learner.threads)
-        random.seed(self._seed)
-        np.random.seed(self._seed % 2**32)
-        torch.manual_seed(self._seed)
+        set_seed(self._seed % 2**32)
         world_size = self._learner.world_size
         store = self._store or TCPStore(host, port, world_size, is_master=False)
         self.device = torch.device("cuda", 0) if self._learner.gpus else torch.device("cpu")

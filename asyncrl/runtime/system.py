@@ -41,6 +41,7 @@ ACTOR_ENV = {
     "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
     "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),
 }
+"""The environment of every actor's process."""
 
 UNWATCHED = {"task_events_report_interval_ms": 0, "enable_metrics_collection": False, "event_stats": False}
 """A cluster that lives for one run has no dashboard to report to: Ray need not record every actor call."""

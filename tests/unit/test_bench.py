@@ -200,7 +200,7 @@ def test_publish_from_the_command_line(
         return {"backend": backend, "hidden": json.loads((model / "config.json").read_text())["hidden_size"]}
 
     monkeypatch.setattr(publish, "measure", measured)
-    monkeypatch.setattr(publish.ray, "init", lambda **_: nullcontext())
+    monkeypatch.setattr(publish.ray, "init", lambda *_, **__: nullcontext())
     monkeypatch.setenv("COLUMNS", "200")
     app, to = typer.Typer(), tmp_path / "publish.json"
     app.command()(publish.main)
