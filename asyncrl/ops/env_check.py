@@ -219,10 +219,8 @@ class _Run:
             raise _Skip("can_snapshot is False; branches are replayed")
         spent: list[float] = []
         with closing(self.spec.make()) as env, closing(self.spec.make()) as copy:
-            for trace in self.traces:
-                stem = _stem(trace)
-                _repeat(env, stem, "the parent's own path")
-                actions, kept = env.list_actions(), env.snapshot()
+            for trace, stem, actions in self._forks(env):
+                kept = env.snapshot()
                 pickled = pickle.dumps(kept)
                 _go_on(env, trace, stem, "after a snapshot was taken")
                 for where, target, value in (
@@ -246,15 +244,21 @@ class _Run:
         spent, steps = 0.0, 0
         with closing(self.spec.make()) as env, closing(self.spec.make()) as other:
             other.reset(self.tasks[0])  # a first reset may start a process, which is not what a branch costs
-            for trace in self.traces:
-                stem = _stem(trace)
-                _repeat(env, stem, "the parent's own path")
-                actions, start = env.list_actions(), time.perf_counter()
+            for trace, stem, actions in self._forks(env):
+                start = time.perf_counter()
                 _repeat(other, stem, "a branch", actions)
                 spent, steps = spent + time.perf_counter() - start, steps + len(stem.steps)
                 _go_on(other, trace, stem, "replayed")
         self.figures["branch_ms"] = 1000 * spent / len(self.traces)
         return f"{len(self.traces)} branches, {steps} replayed steps, verified and continued exactly"
+
+    def _forks(self, env: Env) -> Iterator[tuple[Trace, Trace, tuple[str, ...] | None]]:
+        """Bring ``env`` to the middle of each episode: the whole of it, its first half, and what is admissible there."""
+        for trace in self.traces:
+            half = len(trace.steps) // 2
+            stem = Trace(trace.task, trace.first, trace.actions[:half], trace.steps[:half])
+            _repeat(env, stem, "the parent's own path")
+            yield trace, stem, env.list_actions()
 
     def expert(self) -> str:
         claimed = reached = 0
@@ -314,12 +318,6 @@ def _random_episode(env: Env, task: Task) -> Trace:
         if step.done:
             break
     return trace
-
-
-def _stem(trace: Trace) -> Trace:
-    """The first half of a trace: a branch starts at its end."""
-    fork = len(trace.steps) // 2
-    return Trace(trace.task, trace.first, trace.actions[:fork], trace.steps[:fork])
 
 
 def _repeat(env: Env, trace: Trace, where: str, actions_at_end: tuple[str, ...] | None = None) -> None:
