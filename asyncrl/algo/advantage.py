@@ -37,8 +37,7 @@ NOISE = 1e-9
 class Paths:
     """A group's n turns and L leaves as arrays.
 
-    Raises:
-        ValueError: shapes disagree, a parent does not precede its child, or a turn lies under no leaf.
+    Raises ValueError: shapes disagree, a parent does not precede its child, or a turn lies under no leaf.
     """
 
     parent: Ints

@@ -37,8 +37,7 @@ def split_lags(
         trained: the learner's counter at use: its version, or with ``counter`` its update.
         counter: the updates made when each version was published; gives lags in updates.
 
-    Raises:
-        ValueError: the group was trained before it was complete.
+    Raises ValueError: the group was trained before it was complete.
     """
     complete = max([done, *(last for _, last in spans)])
     versions = {complete, *(version for span in spans for version in span)}

@@ -35,11 +35,9 @@ def measure(
 ) -> str:
     """Run every mode at every median latency (seconds) into ``out``.
 
-    Returns:
-        A Markdown table; ``to`` gets all figures as JSON, with the command, the versions, the machine and the time.
+    Returns a Markdown table; ``to`` gets all figures as JSON, with the command, the versions, the machine and the time.
 
-    Raises:
-        RuntimeError: a run failed; its log lies in ``out``.
+    Raises RuntimeError: a run failed; its log lies in ``out``.
     """
     shared = [*DEFAULTS, *overrides]
     if load(config, overrides).sft is not None:

@@ -22,11 +22,9 @@ class Run:
 def compare(configs: Sequence[Path], seeds: Sequence[str], out: Path, overrides: Sequence[str] = ()) -> str:
     """Run every configuration with every ``runtime.seed`` into ``out``, with ``overrides`` (``key=value``) for all.
 
-    Returns:
-        A Markdown table, also written to ``out/table.md`` beside ``curves.png``.
+    Returns a Markdown table, also written to ``out/table.md`` beside ``curves.png``.
 
-    Raises:
-        RuntimeError: a run failed; its log lies in ``out``.
+    Raises RuntimeError: a run failed; its log lies in ``out``.
     """
     runs: dict[str, list[Run]] = {}
     for config in configs:

@@ -68,8 +68,7 @@ def copy_gbs(nbytes: int) -> float:
 async def measure(backend: str, model: Path, dtype: str, publishes: int = 5) -> dict[str, Any]:
     """Train and publish the model folder ``model``, on a connected Ray cluster.
 
-    Raises:
-        RuntimeError: the log-probs did not differ before a publish, or did not agree after it.
+    Raises RuntimeError: the log-probs did not differ before a publish, or did not agree after it.
     """
     gpus, learner_gpus = GPUS[backend]
     nbytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))

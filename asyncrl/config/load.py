@@ -31,8 +31,7 @@ class ConfigError(Exception):
 def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The validated configuration of ``path`` with ``key.path=value`` overrides applied in order.
 
-    Raises:
-        ConfigError: unreadable file, broken YAML, a bad override, or values that do not validate.
+    Raises ConfigError: unreadable file, broken YAML, a bad override, or values that do not validate.
     """
     return validate(read(Path(path)), overrides, source=str(path))
 

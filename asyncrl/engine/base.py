@@ -54,8 +54,8 @@ class Engine(Protocol):
     async def resume(self, version: str) -> None:
         """Generation goes on.
 
-        Raises:
-            EngineFenced: the weights in place are not a complete ``version``; requests fail with the same from now on.
+        Raises EngineFenced: the weights in place are not a complete ``version``; requests fail with the same from now
+        on.
         """
 
     async def init_weight_transfer_engine(self, request: dict[str, Any]) -> None:

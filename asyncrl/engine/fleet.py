@@ -55,15 +55,11 @@ class GeneratorDied(RuntimeError):
 class Fleet:
     """Broadcasts go to all that live; who fails is logged and left out of the answer.
 
-    Raises:
-        GeneratorDied: from :meth:`pause`, when none is left. They stay dead: the run has to end.
+    Raises GeneratorDied: from :meth:`pause`, when none is left. They stay dead: the run has to end.
     """
 
     def __init__(self, handles: Sequence[Any], config: EngineConfig) -> None:
-        """
-        Args:
-            handles: generator actors, in the order that gives them their names.
-        """
+        """``handles``: generator actors, in the order that gives them their names."""
         self.handles = list(handles)
         self.version = 0
         """The last version that a generator was labelled with through this client."""
@@ -101,8 +97,7 @@ class Fleet:
             key: the turn's own id.
             near: what shares prompts, e.g. the group's key; empty shares with nothing.
 
-        Raises:
-            GenerationFailed: no generator is alive or serves in time, or the one asked failed or did not answer.
+        Raises GenerationFailed: no generator is alive or serves in time, or the one asked failed or did not answer.
         """
         bound = self._config.generate_timeout_s
         until = now() + bound
@@ -155,8 +150,7 @@ class Fleet:
     async def score_everywhere(self, probes: Sequence[tuple[Sequence[int], int]]) -> list[list[list[float]]]:
         """Log-probs of each probe ``(ids, start)``, from each generator that serves: [generators][probes][tokens].
 
-        Raises:
-            RuntimeError: none does.
+        Raises RuntimeError: none does.
         """
         bound = self._config.generate_timeout_s
         scored = await asyncio.gather(
@@ -170,8 +164,7 @@ class Fleet:
     async def pause(self, members: Sequence[int] | None = None) -> list[int]:
         """Returns the indices of those that are paused now, fenced ones among them: whom a publish can serve.
 
-        Args:
-            members: whom to pause; all that live where none are given.
+        ``members``: whom to pause; all that live where none are given.
         """
         paused, _ = await self._everywhere("pause", members=members)
         self.living()

@@ -52,8 +52,6 @@ class Generator(Engine):
         """Plain data only; :meth:`start` loads the model.
 
         Args:
-            model_path: folder in Hugging Face format.
-            dtype: of weights and activations.
             seed: of the engine's sampling.
             name: how errors call this generator.
             thinking: measure turns, and cut their thinking, while they are generated.
@@ -318,8 +316,7 @@ class Generator(Engine):
 def _end_tokens(model: Path) -> list[int]:
     """Ids that end a response: ``eos_token_id`` of generation_config.json, else of config.json.
 
-    Raises:
-        ValueError: neither file names one, so no response would ever end before its length limit.
+    Raises ValueError: neither file names one, so no response would ever end before its length limit.
     """
     for file in (model / "generation_config.json", model / "config.json"):
         if file.exists() and (ids := json.loads(file.read_text()).get("eos_token_id")) is not None:

@@ -118,9 +118,8 @@ class Sender:
     def send(self, members: Sequence[int]) -> dict[int, str]:
         """One round to the generators of these indices, all of them paused.
 
-        Returns:
-            Those that do not hold the new weights whole, and why (empty: only because another does not); nothing on
-            other ranks than 0.
+        Returns those that do not hold the new weights whole, and why (empty: only because another does not); nothing on
+        other ranks than 0.
         """
         if list(members) != self._members or self._client.failed:
             leave(self._client.group)
@@ -173,8 +172,7 @@ def handshake(meet: Callable[[], Any], seconds: float, given_up: Callable[[], bo
     vLLM's own bounds are minutes, or none. When nobody waits for it any more, ``meet`` goes on in a thread of its own;
     a group that still comes of it is left.
 
-    Raises:
-        TimeoutError: it took longer than ``seconds``, or ``given_up`` came first.
+    Raises TimeoutError: it took longer than ``seconds``, or ``given_up`` came first.
     """
     met: Future[Any] = Future()
 
@@ -200,9 +198,8 @@ def handshake(meet: Callable[[], Any], seconds: float, given_up: Callable[[], bo
 async def meet(engine: Any, backend: Backend, init_info: dict[str, Any], clean: bool, timeout_s: float) -> None:
     """Connect an engine to a sender, out of whatever an earlier one has left behind.
 
-    Args:
-        clean: no transfer was broken off. One that was has left layers half loaded, and vLLM would count what they hold
-            towards the next transfer: they are closed, with the weights they have, before it begins.
+    ``clean``: no transfer was broken off. One that was has left layers half loaded, and vLLM would count what they hold
+    towards the next transfer: they are closed, with the weights they have, before it begins.
     """
     if not clean:
         with suppress(Exception):  # refused while the broken session is still open
@@ -220,8 +217,7 @@ async def deliver(
 ) -> None:
     """Hand one update to the engine process, in a form that it can read and within bounds that it can keep.
 
-    Args:
-        check: raises when the update has come too late, or become so on its way.
+    ``check``: raises when the update has come too late, or become so on its way.
     """
     check()
     if backend == NCCL:

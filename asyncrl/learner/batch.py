@@ -68,8 +68,7 @@ def row_of(sample: TurnSample) -> Row:
 def pack(rows: Sequence[Row], device: torch.device | str = "cpu") -> Packed:
     """Lay one or more rows end to end.
 
-    Raises:
-        ValueError: a row without a prompt token to predict its first response token from.
+    Raises ValueError: a row without a prompt token to predict its first response token from.
     """
     prompts = np.array([len(row.prompt_ids) for row in rows])
     if (prompts < 1).any():
@@ -99,8 +98,7 @@ def columns(
 ) -> Columns:
     """Columns of shape (T,), as ``proximal`` is, in the order of ``pack``'s response tokens.
 
-    Raises:
-        ValueError: a sample whose ids, mask and log-probs differ in length.
+    Raises ValueError: a sample whose ids, mask and log-probs differ in length.
     """
     for sample in samples:
         if not len(sample.response_ids) == len(sample.loss_mask) == len(sample.logprobs):

@@ -33,8 +33,7 @@ class LearnerError(RuntimeError):
 class LearnerGroup:
     """Made by :meth:`create`, ready after :meth:`start`. Calls are made one after another, never two at a time.
 
-    Raises:
-        LearnerError: from every call, if a rank fails in it or the group has ended.
+    Raises LearnerError: from every call, if a rank fails in it or the group has ended.
     """
 
     def __init__(self, ranks: Sequence[Any], config: LearnerConfig) -> None:
@@ -57,7 +56,6 @@ class LearnerGroup:
         Args:
             model_path: folder of the model to train, which is also the reference of the divergence.
             algo: the loss of ``update``; None for supervised training only, without a reference model.
-            dtype: ``"float32"`` or ``"bfloat16"``.
             temperature: the one the responses are sampled at.
         """
         env = {}
@@ -83,8 +81,7 @@ class LearnerGroup:
     async def update(self, batch: Sequence[ray.ObjectRef]) -> dict[str, float]:
         """Train on a batch of groups; each reference holds one group's ``list[TurnSample]``.
 
-        Returns:
-            The figures of :func:`asyncrl.learner.report.merge`.
+        Returns the figures of :func:`asyncrl.learner.report.merge`.
         """
         return merge(await self._call("update", list(batch)))
 
@@ -108,9 +105,8 @@ class LearnerGroup:
     async def send_weights(self, members: Sequence[int]) -> dict[int, str]:
         """Hand the current weights to the connected generators of these indices, which must be paused.
 
-        Returns:
-            The indices of those that do not hold the weights whole, with the reason (empty: only because another
-            failed, in a transfer that takes all or none).
+        Returns the indices of those that do not hold the weights whole, with the reason (empty: only because another
+        failed, in a transfer that takes all or none).
         """
         sent: list[dict[int, str]] = await self._call("send_weights", list(members))
         return sent[0]
@@ -146,7 +142,7 @@ class LearnerGroup:
             raise LearnerError(f"learner group has ended: {self._ended}")
         timeout_s = self._config.update_timeout_s if timeout_s is None else timeout_s
         refs = [getattr(rank, method).remote(*args) for rank in (self._ranks if ranks is None else ranks)]
-        tasks = [asyncio.ensure_future(_result(ref)) for ref in refs]
+        tasks = [asyncio.ensure_future(ref) for ref in refs]
         try:
             await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
             if _failures(tasks):
@@ -173,11 +169,7 @@ class LearnerGroup:
                 task.cancel()
 
 
-async def _result(ref: ray.ObjectRef) -> Any:
-    return await ref
-
-
-def _failures(tasks: Sequence[asyncio.Task[Any]]) -> dict[int, BaseException]:
+def _failures(tasks: Sequence[asyncio.Future[Any]]) -> dict[int, BaseException]:
     return {
         rank: error
         for rank, task in enumerate(tasks)

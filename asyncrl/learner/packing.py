@@ -19,8 +19,7 @@ def plan(lengths: Sequence[int], tokens_per_micro_batch: int, world_size: int) -
     its longest). The number of cuts is the least that keeps the budget, rounded up to whole rounds of all ranks; the
     cuts are then placed so that the largest micro-batch is as small as it can be.
 
-    Args:
-        lengths: tokens of each row; a row above the budget gets a micro-batch of its own.
+    ``lengths``: tokens of each row; a row above the budget gets a micro-batch of its own.
     """
     line = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     rounds = -(-len(_cut(line, lengths, tokens_per_micro_batch)) // world_size)

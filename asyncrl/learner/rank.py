@@ -113,8 +113,7 @@ class LearnerRank:
     ) -> dict[int, list[float]]:
         """Log-probs of ``ids[start:]`` given what precedes each, for this rank's share of the (ids, start) pairs.
 
-        Returns:
-            Lists by index into ``sequences``; the ranks' results together cover all of them.
+        Returns lists by index into ``sequences``; the ranks' results together cover all of them.
         """
         rows = [Row(ids[:start], ids[start:]) for ids, start in sequences]
         result: dict[int, list[float]] = {}
@@ -127,8 +126,7 @@ class LearnerRank:
     def connect(self, generators: Sequence[Any], timeout_s: float) -> None:
         """Set up weight transfer to the generators' actor handles; a learner with part of a GPU shares it with them.
 
-        Args:
-            timeout_s: longest a single call to the generators may take in a publish.
+        ``timeout_s``: longest a single call to the generators may take in a publish.
         """
         # Imported here: vLLM takes seconds to import and supervised training does without.
         from asyncrl.engine.transfer import Sender, backend_for
@@ -174,17 +172,13 @@ class LearnerRank:
             chosen = [samples[i] for i in members] or [PADDING]
             _compare(chosen, packed, report)
             logprobs, entropy = policy.logprobs(self.engine, packed, self._temperature, algo.entropy_coef > 0)
-            reference = self._reference_logprobs(packed)
+            reference = None
+            if self._reference is not None:  # no weight of it asks for a gradient
+                reference, _ = policy.logprobs(self._reference, packed, self._temperature)
             known = columns(chosen, self.device, next(anchors, None))
             return policy_loss(known, logprobs, entropy, reference, algo)
 
         return part
-
-    def _reference_logprobs(self, packed: Packed) -> Tensor | None:
-        if self._reference is None:
-            return None
-        with torch.no_grad():
-            return policy.logprobs(self._reference, packed, self._temperature)[0]
 
     def _step(
         self,

@@ -60,8 +60,7 @@ def train_tokenizer(texts: Iterable[str], vocab: int) -> PreTrainedTokenizerFast
 def make_tiny(path: str | Path, config: TinyConfig, texts: Iterable[str], seed: int = 0) -> Path:
     """Write tokenizer and model to ``path``.
 
-    Args:
-        texts: what the tokenizer is trained on, e.g. ``asyncrl.coldstart.texts.environment_texts``.
+    ``texts``: what the tokenizer is trained on, e.g. ``asyncrl.coldstart.texts.environment_texts``.
     """
     folder = Path(path)
     tokenizer = train_tokenizer(texts, config.vocab)

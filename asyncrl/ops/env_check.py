@@ -75,8 +75,7 @@ class Report:
 def check(spec: EnvSpec, split: str = "train", tasks: int = 3, seed: int = 0) -> Report:
     """Verify an environment on ``tasks`` tasks of a split, drawn by ``seed``.
 
-    Raises:
-        ValueError: the spec cannot be loaded, or refuses its options; everything else is a failed check.
+    Raises ValueError: the spec cannot be loaded, or refuses its options; everything else is a failed check.
     """
     spec.make().close()
     run = _Run(spec, split, tasks, seed)
@@ -253,7 +252,7 @@ class _Run:
         return f"{len(self.traces)} branches, {steps} replayed steps, verified and continued exactly"
 
     def _forks(self, env: Env) -> Iterator[tuple[Trace, Trace, tuple[str, ...] | None]]:
-        """Bring ``env`` to the middle of each episode: the whole of it, its first half, and what is admissible there."""
+        """Bring ``env`` to the middle of each episode; gives the whole, its first half, and what is admissible there."""
         for trace in self.traces:
             half = len(trace.steps) // 2
             stem = Trace(trace.task, trace.first, trace.actions[:half], trace.steps[:half])

@@ -63,8 +63,7 @@ def run_job(config: RunConfig, *, replace: bool = False, resume: RunDir | None =
         replace: take exactly the folder ``track.name``, moving an older run of that name aside.
         resume: the folder of a run to go on with, from its newest checkpoint, or from its start where it has none.
 
-    Raises:
-        ConfigError: the configuration cannot work here; nothing was started.
+    Raises ConfigError: the configuration cannot work here; nothing was started.
     """
     preflight(config)
     if resume is not None:

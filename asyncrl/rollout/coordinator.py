@@ -56,8 +56,7 @@ class Coordinator:
     async def expand(self, task: Task, key: int) -> tuple[GroupSummary, list[TurnSample], GroupRecord]:
         """Grow the training forest of one task.
 
-        Raises:
-            TimeoutError: the forest took longer than ``runtime.group_timeout_s``.
+        Raises TimeoutError: the forest took longer than ``runtime.group_timeout_s``.
         """
         config = self._config
         group = await self._grow(self._expansion(task, key, config.tree, config.sampling.temperature, config.thinking))

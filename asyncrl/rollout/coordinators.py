@@ -40,11 +40,7 @@ class Expanded:
 
 class Coordinators:
     def __init__(self, handles: Mapping[str, Any], pool: Any, group_timeout_s: float) -> None:
-        """
-        Args:
-            handles: the coordinators by name.
-            pool: the environment pool that they lease slots of.
-        """
+        """``handles``: the coordinators by name, which lease slots of ``pool``."""
         self._handles, self._pool = dict(handles), pool
         self._timeout_s = group_timeout_s + GRACE_S
         self._load: Counter[str] = Counter()

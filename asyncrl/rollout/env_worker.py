@@ -24,8 +24,7 @@ class EnvWorker:
 
         ``replay`` with (trace, actions at the fork) rebuilds an episode and verifies every step of it.
 
-        Raises:
-            ReplayMismatch: from ``replay``.
+        Raises ReplayMismatch: from ``replay``.
         """
         with self._calls[slot]:
             began = time.monotonic()

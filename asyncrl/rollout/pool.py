@@ -152,11 +152,9 @@ class EnvPool:
     async def fail(self, lease: Lease, cause: str) -> bool:
         """The worker of ``lease`` cannot be trusted any more: replace it.
 
-        Returns:
-            False where the lease was void already: the worker was replaced for another slot's failure.
+        Returns False where the lease was void already: the worker was replaced for another slot's failure.
 
-        Raises:
-            RuntimeError: environments keep failing; something is wrong with the environment itself.
+        Raises RuntimeError: environments keep failing; something is wrong with the environment itself.
         """
         if not self._end(lease):
             return False

@@ -37,8 +37,7 @@ class Admission:
     def may_admit(self, outstanding: int) -> bool:
         """Whether one more task may start at the current version.
 
-        Args:
-            outstanding: groups running, ready or in the batch being trained now.
+        ``outstanding``: groups running, ready or in the batch being trained now.
         """
         return outstanding < self.most
 

@@ -78,8 +78,7 @@ class Checkpoints:
 def read_facts(checkpoint: Path) -> dict[str, Any]:
     """What ``save`` wrote beside the model: ``state`` and the run's own facts.
 
-    Raises:
-        FileNotFoundError: a checkpoint without the driver's state, e.g. one of a cold start.
+    Raises FileNotFoundError: a checkpoint without the driver's state, e.g. one of a cold start.
     """
     return json.loads((checkpoint / "run" / "run.json").read_text())
 

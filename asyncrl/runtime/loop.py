@@ -169,7 +169,10 @@ class Loop:
                     self._give_up(state.running[key], LATE, f"not done within {self._admission.max_lag} versions")
                 return state.take(choice.batch)
             if self._system.fleet.fenced:
-                if not await self._changes_within(patience):
+                try:
+                    async with asyncio.timeout(patience):
+                        await self._changed.wait()
+                except TimeoutError:
                     await self._refit()
                     patience *= 2
                 continue
@@ -188,18 +191,10 @@ class Loop:
         except RuntimeError as error:  # fenced still, until this or the next publish serves them
             log.warning("refitting fenced generators: %s", error)
 
-    async def _changes_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._changed.wait()
-        except TimeoutError:
-            return False
-
     async def _train(self) -> tuple[dict[str, float], dict[str, float], dict[str, list[float]]]:
         """Update on the batch's turn samples, and record it; expansions go on meanwhile.
 
-        Returns:
-            The learner's figures; metrics; histograms.
+        Returns the learner's figures; metrics; histograms.
         """
         state, groups = self.state, [ready.group for ready in self.state.training]
         learned = await self._learner.update([group.samples for group in groups])

@@ -80,8 +80,7 @@ def lag_figures(
         updates_at: updates made when each version was published.
         updates: optimizer steps the batch was trained in; a group of the k-th lags k - 1 updates more.
 
-    Returns:
-        Means and maxima, with the formula's prediction beside the measured mean; and the values as histograms.
+    Returns means and maxima, with the formula's prediction beside the measured mean; and the values as histograms.
     """
     versions: list[Lag] = []
     steps: list[Lag] = []
@@ -159,8 +158,7 @@ def profile(state: RunState, spent: Mapping[str, float], slots: int) -> dict[str
     """Where time went, as shares: of the loop for learner and driver, of the engines' and slots' time for the others;
     ``slot_waiters_mean`` is how many leaves waited for a slot.
 
-    Args:
-        spent: what fleet and pool counted while this process ran the loop, nothing where they did not say.
+    ``spent``: what fleet and pool counted while this process ran the loop, nothing where they did not say.
     """
     seconds, spent = state.seconds, Counter(spent)
     loop, slot_seconds = _loop_seconds(state), slots * spent["env_seconds"]

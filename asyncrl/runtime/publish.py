@@ -25,8 +25,7 @@ async def publish(
 ) -> dict[str, float]:
     """Pause, transfer, label, resume. Returns seconds a phase, and how many generators serve the version or are fenced.
 
-    Args:
-        members: indices of the generators to serve; all that live where none are given.
+    ``members``: indices of the generators to serve; all that live where none are given.
 
     Raises:
         RuntimeError: no generator holds the new weights.
@@ -71,8 +70,7 @@ def logprob_gap(ours: Sequence[Sequence[float]], theirs: Iterable[Sequence[Seque
         ours: [probes][tokens], the learner's.
         theirs: [generators][probes][tokens].
 
-    Returns:
-        The largest difference, and the mean divergence of the learner from the engine (k3, in nats a token).
+    Returns the largest difference, and the mean divergence of the learner from the engine (k3, in nats a token).
     """
     gaps = [
         a - b

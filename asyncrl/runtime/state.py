@@ -117,8 +117,7 @@ class RunState:
     def from_json(cls, facts: Mapping[str, Any], groups: Mapping[int, Expanded]) -> "RunState":
         """The inverse of :meth:`to_json`; forests that were growing become tasks to admit again.
 
-        Args:
-            groups: the ready groups by key.
+        ``groups``: the ready groups by key.
         """
         ready = {int(key): one | {"group": groups[int(key)]} for key, one in facts["ready"].items()}
         state = STATE.validate_python({**facts, "ready": ready})

@@ -42,8 +42,7 @@ async def train(
 
     A cluster must be connected (:func:`asyncrl.runtime.system.cluster`).
 
-    Args:
-        resume: a checkpoint of this run to go on from.
+    ``resume``: a checkpoint of this run to go on from.
     """
     started = now()
     env_class = find_env(config.env.name, config.env.options).env_class()

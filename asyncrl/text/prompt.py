@@ -52,8 +52,7 @@ class PromptEncoder:
             past: (observation, action) of all earlier turns, oldest first.
             list_actions: False leaves the admissible actions out (SPARK's cold start).
 
-        Raises:
-            PromptTooLong: longer than ``max_prompt_tokens`` with and without history.
+        Raises PromptTooLong: longer than ``max_prompt_tokens`` with and without history.
         """
         length = 0
         for with_history in (True, False):

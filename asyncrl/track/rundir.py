@@ -23,7 +23,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
@@ -37,9 +36,14 @@ PACKAGES = ("asyncrl", "ray", "torch", "transformers", "deepspeed", "vllm", "vll
 GIT_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
 class RunDir:
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.trees = path / "trees.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.summary = path / "summary.json"
 
     @classmethod
     def create(cls, parent: str | Path, name: str, config_yaml: str, *, replace: bool = False) -> RunDir:
@@ -69,8 +73,7 @@ class RunDir:
     def open(cls, path: str | Path) -> RunDir:
         """The folder of a run that is to go on.
 
-        Raises:
-            ConfigError: ``path`` is not the folder of a run.
+        Raises ConfigError: ``path`` is not the folder of a run.
         """
         run = cls(Path(path).resolve())
         for name in ("run.json", "config.yaml"):
@@ -78,32 +81,11 @@ class RunDir:
                 raise ConfigError(f"{path}: not the folder of a run, it has no {name}; give one such as runs/try")
         return run
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def trees(self) -> Path:
-        return self.path / "trees.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
     @contextmanager
     def held(self) -> Iterator[None]:
         """Work on the folder alone; ends with the process, however that ends.
 
-        Raises:
-            ConfigError: another process works on it.
+        Raises ConfigError: another process works on it.
         """
         folder = os.open(self.path, os.O_RDONLY)
         try:

@@ -73,8 +73,6 @@ class Forest:
         self._nodes: list[Node] = []
         self._leaves = [_Leaf(i, i, LeafState.ACTIVE, None) for i in range(cfg.roots)]
 
-    # -- reading ------------------------------------------------------------------------------------------------
-
     def state(self, leaf_id: LeafId) -> LeafState:
         return self._leaf(leaf_id).state
 
@@ -95,13 +93,10 @@ class Forest:
             at = None if at.parent is None else self._nodes[at.parent]
         return path[::-1]
 
-    # -- transitions --------------------------------------------------------------------------------------------
-
     def extend(self, leaf_id: LeafId, turn: Turn) -> Node:
         """Append a completed turn; a reserved child becomes active with it.
 
-        Raises:
-            ForestError: the leaf has ended, or the environment ended its episode at the last turn.
+        Raises ForestError: the leaf has ended, or the environment ended its episode at the last turn.
         """
         leaf = self._leaf(leaf_id)
         if leaf.state not in (LeafState.RESERVED, LeafState.ACTIVE):
@@ -120,12 +115,10 @@ class Forest:
         different times are served by one call each. Every trigger is counted; one that gets no child is ``denied``
         (also by depth, ``denied_depth_<d>``), one that gets fewer than B - 1 is ``curtailed``.
 
-        Returns:
-            Parent -> children, in the order served, where there are any. Children start from the state right after
-            the parent's last action and share its path.
+        Returns parent -> children, in the order served, where there are any. Children start from the state right after
+        the parent's last action and share its path.
 
-        Raises:
-            ForestError: a leaf is not active, has no turn, ended its episode, or was already served at this node.
+        Raises ForestError: a leaf is not active, has no turn, ended its episode, or was already served at this node.
         """
         if len(set(triggers)) != len(triggers):
             raise ForestError(f"{self._name}: a leaf is twice among the triggers {list(triggers)}")
@@ -142,8 +135,7 @@ class Forest:
     def finish(self, leaf_id: LeafId, success: bool) -> None:
         """End an active leaf at its last turn, at a turn limit where that did not end the episode; it is in the group.
 
-        Raises:
-            ForestError: not active, or no turn yet.
+        Raises ForestError: not active, or no turn yet.
         """
         leaf = self._leaf(leaf_id)
         self._last(leaf, "finish")
@@ -152,8 +144,7 @@ class Forest:
     def release(self, leaf_id: LeafId, cause: str) -> None:
         """Discard a child that failed before its first turn and give its slot back.
 
-        Args:
-            cause: a short name such as ``replay_mismatch``; counted as ``discarded_<cause>``.
+        ``cause``: a short name such as ``replay_mismatch``; counted as ``discarded_<cause>``.
         """
         leaf = self._leaf(leaf_id)
         if leaf.state is not LeafState.RESERVED:
@@ -166,8 +157,7 @@ class Forest:
 
         A child that is lost before its first turn is released instead: nothing of it was played.
 
-        Args:
-            cause: a short name such as ``SlotLost``; counted as ``lost_<cause>``.
+        ``cause`` as in ``release``; counted as ``lost_<cause>``.
         """
         leaf = self._leaf(leaf_id)
         if leaf.state is LeafState.RESERVED:
@@ -183,8 +173,7 @@ class Forest:
 
         ``leaves`` may be fewer than M, or empty, only when leaves were lost (``counters["lost"]``).
 
-        Raises:
-            ForestError: a leaf is still to end.
+        Raises ForestError: a leaf is still to end.
         """
         if live := self.live():
             raise ForestError(f"{self._name}: leaves {live} are still to end; no group yet")
@@ -200,8 +189,6 @@ class Forest:
         nodes = [node for node in self._nodes if node.id in kept]
         counters = {**self.counters, "turns_dropped": len(self._nodes) - len(nodes)}
         return Group(self.key, self.task, nodes, records, counters, seconds)
-
-    # -- inside -------------------------------------------------------------------------------------------------
 
     def _branch(self, leaf: _Leaf) -> tuple[LeafId, ...]:
         leaf.served = node = self._last(leaf, "branch")
