@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 
-CPU_BLOCK_TOKENS = 32
-"""Tokens of a KV block on the CPU, the unit of prefix reuse; vLLM's own 128 is longer than many a shared prefix."""
-
-
 class Generator(Engine):
     def __init__(
         self,
@@ -86,7 +82,7 @@ class Generator(Engine):
             if gpu
             else {
                 "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
-                "block_size": CPU_BLOCK_TOKENS,
+                "block_size": 32,  # tokens, the unit of prefix reuse; vLLM's own 128 exceed many a shared prefix
                 "distributed_executor_backend": "uni",
             }
         )

@@ -20,11 +20,6 @@ from asyncrl.types import Task
 
 log = logging.getLogger(__name__)
 
-FIFTHS = 5
-"""How often an evaluation says how far it is."""
-NAMED = 3
-"""Causes that an evaluation without an episode names, the commonest ones."""
-
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
@@ -67,7 +62,7 @@ async def evaluate(coordinators: Coordinators, tasks: Sequence[Task], at_once: i
                 return lost
             finally:
                 done += 1
-                if done * FIFTHS // total > (done - 1) * FIFTHS // total:
+                if done * 5 // total > (done - 1) * 5 // total:  # every fifth of them
                     log.info("evaluation: %d of %d episodes", done, total)
 
     # Keys below zero cannot meet those of training groups.
@@ -81,7 +76,7 @@ def report(outcomes: Sequence[GroupSummary | EpisodeLost]) -> EvalReport:
     tally = Tally.of(outcome for outcome in outcomes if not isinstance(outcome, EpisodeLost))
     if not tally.groups:
         last = dict(losses)
-        common = Counter(kind for kind, _ in losses).most_common(NAMED)
+        common = Counter(kind for kind, _ in losses).most_common(3)
         causes = "; ".join(f"{count} by {kind}, at last: {last[kind]}" for kind, count in common)
         raise RuntimeError(f"evaluation: all {len(outcomes)} episodes were lost, {causes}")
     interval = binomtest(tally.successes, tally.leaves).proportion_ci(method="wilson")

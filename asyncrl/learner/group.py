@@ -22,8 +22,6 @@ from asyncrl.learner.report import merge
 
 GRACE_S = 5.0
 """How long the other ranks may take to report once one has failed: the first to fail may only have lost its peer."""
-DISCARDS = 50
-"""Tries to remove what an interrupted save has left, 0.1 s apart: a killed rank may write for a moment longer."""
 
 
 class LearnerError(RuntimeError):
@@ -116,7 +114,7 @@ class LearnerGroup:
         try:
             await self._call("save", path)
         except BaseException:
-            for _ in range(DISCARDS):
+            for _ in range(50):  # a killed rank may write for a moment longer
                 if checkpoint.discard_partial(path):
                     break
                 await asyncio.sleep(0.1)

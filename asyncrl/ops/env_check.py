@@ -38,8 +38,6 @@ MALFORMED: tuple[str, ...] = (
 )
 """Actions no environment expects; each must be answered in the observation."""
 INADMISSIBLE = "juggle the moon"
-INADMISSIBLE_SHARE = 0.1
-SUBPROCESS_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +250,7 @@ class _Run:
         return f"{len(self.traces)} branches, {steps} replayed steps, verified and continued exactly"
 
     def _forks(self, env: Env) -> Iterator[tuple[Trace, Trace, tuple[str, ...] | None]]:
-        """Bring ``env`` to the middle of each episode; gives the whole, its first half, and what is admissible there."""
+        """Bring ``env`` to the middle of each episode; gives the whole, its first half and what is admissible there."""
         for trace in self.traces:
             half = len(trace.steps) // 2
             stem = Trace(trace.task, trace.first, trace.actions[:half], trace.steps[:half])
@@ -294,7 +292,7 @@ def _reset_elsewhere(spec: EnvSpec, tasks: Sequence[Task], salt: str) -> list[Ob
             input=pickle.dumps(partial(first_observations, spec, tasks)),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": salt},
             capture_output=True,
-            timeout=SUBPROCESS_TIMEOUT_S,
+            timeout=300,
             check=False,
         )
         said = done.stderr.decode(errors="replace")[-300:]
@@ -309,7 +307,7 @@ def _random_episode(env: Env, task: Task) -> Trace:
     _require_observation(trace.first, "reset")
     for _ in range(env.max_turns):
         admissible: Sequence[str] = trace.last.actions or env.list_actions() or MALFORMED[:2]
-        action = INADMISSIBLE if rng.random() < INADMISSIBLE_SHARE else rng.choice(admissible)
+        action = INADMISSIBLE if rng.random() < 0.1 else rng.choice(admissible)
         step = env.step(action)
         _require_step(step, f"action {action[:40]!r}")
         _require(step.observation.goal == trace.first.goal, f"task {task.id}: the goal changed within the episode")

@@ -22,7 +22,6 @@ from asyncrl.rollout.coordinators import Expanded
 from asyncrl.runtime.state import RunState
 
 SAVE_TIMEOUT_S = 600
-PARTIAL = ".*version-*"
 
 
 class Checkpoints:
@@ -71,7 +70,7 @@ class Checkpoints:
         path.rename(path.with_name(f".old-{path.name}"))  # removed whole, or not under its name
 
     def _discard(self) -> None:
-        for partial in self._folder.glob(PARTIAL):
+        for partial in self._folder.glob(".*version-*"):
             shutil.rmtree(partial, ignore_errors=True)
 
 

@@ -57,12 +57,6 @@ class Ledger:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries.values())
 
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def count(self, outcome: str) -> int:
-        return sum(entry.outcome == outcome for entry in self)
-
     def bias(self) -> dict[str, float]:
         """Whether training sees fewer long or hard tasks than came to an end, as it does where late ones are dropped.
 

