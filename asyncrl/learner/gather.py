@@ -23,15 +23,14 @@ def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def _full_nbytes(parameter: nn.Parameter) -> int:
-    return math.prod(full_shape(parameter)) * parameter.element_size()
-
-
 def full_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Each parameter's name and whole value, detached, in the order of ``named_parameters``."""
     import deepspeed  # only where shards can exist
 
-    for bucket in buckets(module.named_parameters(), lambda item: _full_nbytes(item[1]), BUCKET_BYTES):
+    def nbytes(named: tuple[str, nn.Parameter]) -> int:
+        return math.prod(full_shape(named[1])) * named[1].element_size()
+
+    for bucket in buckets(module.named_parameters(), nbytes, BUCKET_BYTES):
         sharded = [parameter for _, parameter in bucket if hasattr(parameter, "ds_id")]
         with deepspeed.zero.GatheredParameters(sharded, enabled=bool(sharded)):
             # Only views leave here: ZeRO-3 drops its own reference at the end and never writes into the storage.

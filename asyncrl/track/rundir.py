@@ -69,10 +69,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDir:
-        """The folder of a run that is to go on.
-
-        Raises ConfigError: ``path`` is not the folder of a run.
-        """
+        """The folder of a run that is to go on. Raises ConfigError: ``path`` is not the folder of a run."""
         run = cls(Path(path).resolve())
         for name in ("run.json", "config.yaml"):
             if not (run.path / name).is_file():
