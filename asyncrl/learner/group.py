@@ -61,14 +61,10 @@ class LearnerGroup:
             env["DS_ACCELERATOR"] = "cpu"
         if learner.threads:
             env["OMP_NUM_THREADS"] = str(learner.threads)
-        actor = ray.remote(LearnerRank)
-        ranks = [
-            actor.options(
-                num_cpus=learner.cpus, num_gpus=learner.gpus, max_restarts=0, runtime_env={"env_vars": env}
-            ).remote(rank, model_path, learner, algo, dtype, temperature, seed)
-            for rank in range(learner.world_size)
-        ]
-        return cls(ranks, learner)
+        actor: Any = ray.remote(LearnerRank)
+        actor = actor.options(num_cpus=learner.cpus, num_gpus=learner.gpus, runtime_env={"env_vars": env})
+        numbers = range(learner.world_size)
+        return cls([actor.remote(i, model_path, learner, algo, dtype, temperature, seed) for i in numbers], learner)
 
     async def start(self) -> None:
         """Load the model on all ranks and build their engines."""
@@ -106,8 +102,7 @@ class LearnerGroup:
         Returns the indices of those that do not hold the weights whole, with the reason (empty: only because another
         failed, in a transfer that takes all or none).
         """
-        sent: list[dict[int, str]] = await self._call("send_weights", list(members))
-        return sent[0]
+        return (await self._call("send_weights", list(members)))[0]
 
     async def save(self, path: str) -> None:
         """Write a checkpoint folder that Transformers and vLLM load; it appears at ``path`` whole or not at all."""

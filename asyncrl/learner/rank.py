@@ -136,8 +136,7 @@ class LearnerRank:
 
     def send_weights(self, members: Sequence[int]) -> dict[int, str]:
         """Hand the current weights to the generators of these indices; returns who failed and why."""
-        failed: dict[int, str] = self._sender.send(members)
-        return failed
+        return self._sender.send(members)
 
     def save(self, path: str) -> None:
         checkpoint.save(self.engine, self._model_path, path, {"updates": self.updates, "rows": self.rows})

@@ -34,7 +34,6 @@ def load_causal_lm(path: str | Path, dtype: str = "float32", attention: str = "s
     Raises ModelNotFound: see :func:`check_model_folder`.
     """
     folder = check_model_folder(path)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+    return AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation=attention, local_files_only=True
     )
-    return model

@@ -297,8 +297,7 @@ def _reset_elsewhere(spec: EnvSpec, tasks: Sequence[Task], salt: str) -> list[Ob
         )
         said = done.stderr.decode(errors="replace")[-300:]
         _require(done.returncode == 0, f"a new process cannot reset it: {said}")
-        seen: list[Observation] = pickle.loads(out.read())
-    return seen
+        return pickle.loads(out.read())
 
 
 def _random_episode(env: Env, task: Task) -> Trace:

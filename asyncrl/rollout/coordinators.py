@@ -60,8 +60,7 @@ class Coordinators:
     async def evaluate(self, task: Task, key: int) -> GroupSummary:
         """One evaluation episode of ``task``. Raises as ``expand``."""
         async with self._taken(f"an episode of {task.env}/{task.id}") as handle:
-            summary: GroupSummary = await handle.evaluate.remote(task, key)
-            return summary
+            return await handle.evaluate.remote(task, key)
 
     @asynccontextmanager
     async def _taken(self, what: str) -> AsyncIterator[Any]:

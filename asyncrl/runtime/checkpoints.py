@@ -49,13 +49,12 @@ class Checkpoints:
             groups = partial / "run" / "groups"
             groups.mkdir(parents=True)
             (groups.parent / "run.json").write_text(run)
+            kept = [
+                recorder.keep.remote(str(groups / f"{key}.pkl"), group.summary, group.samples, group.record)
+                for key, group in ready.items()
+            ]
             async with bounded(SAVE_TIMEOUT_S, "saving the groups that wait for training"):
-                await asyncio.gather(
-                    *(
-                        recorder.keep.remote(str(groups / f"{key}.pkl"), group.summary, group.samples, group.record)
-                        for key, group in ready.items()
-                    )
-                )
+                await asyncio.gather(*kept)
             if path.exists():
                 self._withdraw(path)
             partial.rename(path)

@@ -110,8 +110,7 @@ class RunState:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the ready groups' bulk."""
-        facts: dict[str, Any] = STATE.dump_python(self, mode="json")
-        return facts
+        return STATE.dump_python(self, mode="json")
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any], groups: Mapping[int, Expanded]) -> "RunState":

@@ -126,13 +126,9 @@ async def system(config: RunConfig, model_path: str, learner: bool = True) -> As
         ends.push_async_callback(_end, "environment pool", lambda: _closed(pool))
         fleet = Fleet.create(config.engine, model_path, config.model.dtype, config.runtime.seed, config.thinking)
         ends.push_async_callback(_end, "generators", fleet.shutdown)
-        actor = ray.remote(Coordinator)
-        handles: dict[str, Any] = {
-            name: actor.options(num_cpus=0, max_concurrency=CONCURRENCY).remote(
-                name, config, model_path, fleet.handles, pool
-            )
-            for name in (f"coordinator-{i}" for i in range(config.runtime.coordinators))
-        }
+        actor = ray.remote(Coordinator).options(num_cpus=0, max_concurrency=CONCURRENCY)
+        names = [f"coordinator-{i}" for i in range(config.runtime.coordinators)]
+        handles = {name: actor.remote(name, config, model_path, fleet.handles, pool) for name in names}
         ends.callback(lambda: [ray.kill(handle) for handle in handles.values()])
         group: LearnerGroup | None = None
         if learner:
