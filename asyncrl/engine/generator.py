@@ -135,19 +135,13 @@ class Generator(Engine):
             TimeoutError: longer than ``engine.generate_timeout_s``, pauses included.
             ValueError: the prompt leaves no room for a token within ``engine.max_model_len``.
         """
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         began = now()
-        params = SamplingParams(
+        params = _sampling_params(
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
             stop_token_ids=self._stop,
             logprobs=None if self._thinking else 0,
-            flat_logprobs=True,
-            detokenize=False,
             skip_clone=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
         )
         result, report = await self._complete(prompt_ids, params, key, self._reports)
         output = result.outputs[0]
@@ -170,19 +164,9 @@ class Generator(Engine):
         )
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         if not 1 <= start <= len(ids):
             raise ValueError(f"score: start must be in 1..{len(ids)} (the number of ids), got {start}")
-        params = SamplingParams(
-            max_tokens=1,
-            prompt_logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        result, _ = await self._complete(ids, params, "score")
+        result, _ = await self._complete(ids, _sampling_params(max_tokens=1, prompt_logprobs=0), "score")
         # One entry a token, but none for the first, which nothing precedes.
         return list(result.prompt_logprobs.logprobs[start - 1 :])
 
@@ -307,6 +291,15 @@ class Generator(Engine):
             if self._llm is not None and self._llm.errored:
                 raise EngineDied(f"its engine process ended ({what})") from error
             raise
+
+
+def _sampling_params(**settings: Any) -> Any:
+    """vLLM's, for one answer that comes whole, as token ids."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    whole = RequestOutputKind.FINAL_ONLY
+    return SamplingParams(flat_logprobs=True, detokenize=False, output_kind=whole, **settings)
 
 
 def _end_tokens(model: Path) -> list[int]:

@@ -51,9 +51,8 @@ class LearnerRank:
     def listen(self) -> tuple[str, int]:
         """Rank 0 only: open the address at which the ranks meet."""
         host = ray.util.get_node_ip_address()
-        store = TCPStore(host, 0, self._learner.world_size, is_master=True, wait_for_workers=False)
-        self._store = store
-        return host, store.port
+        self._store = TCPStore(host, 0, self._learner.world_size, is_master=True, wait_for_workers=False)
+        return host, self._store.port
 
     def start(self, host: str, port: int) -> None:
         """Meet the other ranks, load the model (and the reference, if the loss needs one) and build the engine."""
