@@ -121,9 +121,7 @@ formula."""
 
 
 def _sum_by(index: Ints, values: Floats, n: int) -> Floats:
-    sums = np.zeros(n)
-    np.add.at(sums, index, values)
-    return sums
+    return np.bincount(index, values, n).astype(np.float64)
 
 
 def _standardise(score: Floats, population: Floats, divide: bool) -> Floats:
