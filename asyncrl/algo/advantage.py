@@ -116,8 +116,7 @@ def spark(paths: Paths, algo: AlgoConfig) -> Credit:
 
 
 ADVANTAGES: dict[str, AdvantageFn] = {"spark": spark, "grpo": spark}
-"""By the name used in ``algo.advantage``. Over chains, and a configuration with ``grpo`` grows no others, both are one
-formula."""
+"""By the name used in ``algo.advantage``. Over chains both are one formula, and with ``grpo`` nothing else is grown."""
 
 
 def _sum_by(index: Ints, values: Floats, n: int) -> Floats:

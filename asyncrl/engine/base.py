@@ -54,8 +54,7 @@ class Engine(Protocol):
     async def resume(self, version: str) -> None:
         """Generation goes on.
 
-        Raises EngineFenced: the weights in place are not a complete ``version``; requests fail with the same from now
-        on.
+        Raises EngineFenced: the weights in place are not a complete ``version``; from now on requests fail with it.
         """
 
     async def init_weight_transfer_engine(self, request: dict[str, Any]) -> None:

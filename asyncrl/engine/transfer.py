@@ -118,8 +118,7 @@ class Sender:
     def send(self, members: Sequence[int]) -> dict[int, str]:
         """One round to the generators of these indices, all of them paused.
 
-        Returns those that do not hold the new weights whole, and why (empty: only because another does not); nothing on
-        other ranks than 0.
+        Returns, on rank 0, those without the whole new weights, and why (empty: only because another lacks them).
         """
         if list(members) != self._members or self._client.failed:
             leave(self._client.group)

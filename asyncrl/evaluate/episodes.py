@@ -43,8 +43,7 @@ class EvalReport:
 async def evaluate(coordinators: Coordinators, tasks: Sequence[Task], at_once: int, episodes: int = 1) -> EvalReport:
     """Run ``episodes`` of every task and report shares; an episode that infrastructure ends is lost, not failed.
 
-    ``at_once``: episodes in flight, at most as many as there are environment slots: time in a queue would count against
-    their time limit.
+    ``at_once``: episodes in flight, at most one an environment slot: time in a queue would count against its limit.
     """
     total, done = len(tasks) * episodes, 0
     free = asyncio.Semaphore(at_once)

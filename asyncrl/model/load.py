@@ -29,10 +29,7 @@ def load_tokenizer(path: str | Path) -> Any:
 
 
 def load_causal_lm(path: str | Path, dtype: str = "float32", attention: str = "sdpa") -> PreTrainedModel:
-    """The language model of a model folder, on the CPU, in ``dtype`` (``"float32"`` or ``"bfloat16"``).
-
-    Raises ModelNotFound: see :func:`check_model_folder`.
-    """
+    """The language model of a model folder, on the CPU, in ``dtype`` (``"float32"`` or ``"bfloat16"``)."""
     folder = check_model_folder(path)
     return AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation=attention, local_files_only=True

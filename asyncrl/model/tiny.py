@@ -55,10 +55,7 @@ def train_tokenizer(texts: Iterable[str], vocab: int) -> PreTrainedTokenizerFast
 
 
 def make_tiny(path: str | Path, config: TinyConfig, texts: Iterable[str], seed: int = 0) -> Path:
-    """Write tokenizer and model to ``path``.
-
-    ``texts``: what the tokenizer is trained on, e.g. ``asyncrl.coldstart.texts.environment_texts``.
-    """
+    """Write model and tokenizer to ``path``; ``texts`` (of ``coldstart.texts``) are what the latter is trained on."""
     folder = Path(path)
     tokenizer = train_tokenizer(texts, config.vocab)
     tokenizer.model_max_length = config.max_length

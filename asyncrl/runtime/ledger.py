@@ -63,8 +63,7 @@ class Ledger:
         A task is long if its attempt took longer than the median of all so far, and hard if no leaf is known to have
         succeeded: what is left out must not look easier than it may be.
 
-        Returns ``bias/{long,hard}_{ended,trained}``, shares that are equal where every task is trained; a share of
-        nothing is left out.
+        Returns shares ``bias/{long,hard}_{ended,trained}``, equal where all are trained; one of nothing is left out.
         """
         middle = median(entry.seconds for entry in self) if self.entries else 0.0
         shares: dict[str, float] = {}

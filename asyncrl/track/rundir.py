@@ -8,8 +8,7 @@
     summary.json     the outcome; present only when the run got there
     wandb-id         the run's id in W&B, if it is recorded there
 
-Invariants: a run never writes into the folder of another; ``summary.json`` and every other whole file appears complete
-or not at all.
+Invariants: a run never writes into the folder of another; a file that is written whole appears whole or not at all.
 """
 
 from __future__ import annotations

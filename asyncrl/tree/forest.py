@@ -11,7 +11,8 @@ Invariants, after every call:
   never where the episode ended.
 * A leaf is in the group only if it finished; a node only if it lies on the path to such a leaf.
 
-A call that would break one of these raises :class:`ForestError` and changes nothing.
+A call that would break one of these, or comes at a time when it makes no sense (a group while leaves are still to end),
+raises :class:`ForestError` and changes nothing.
 """
 
 import re
@@ -94,10 +95,7 @@ class Forest:
         return path[::-1]
 
     def extend(self, leaf_id: LeafId, turn: Turn) -> Node:
-        """Append a completed turn; a reserved child becomes active with it.
-
-        Raises ForestError: the leaf has ended, or the environment ended its episode at the last turn.
-        """
+        """Append a completed turn; a reserved child becomes active with it."""
         leaf = self._leaf(leaf_id)
         if leaf.state not in (LeafState.RESERVED, LeafState.ACTIVE):
             raise self._error(leaf, "cannot take another turn: it has ended")
@@ -117,8 +115,6 @@ class Forest:
 
         Returns parent -> children, in the order served, where there are any. Children start from the state right after
         the parent's last action and share its path.
-
-        Raises ForestError: a leaf is not active, has no turn, ended its episode, or was already served at this node.
         """
         if len(set(triggers)) != len(triggers):
             raise ForestError(f"{self._name}: a leaf is twice among the triggers {list(triggers)}")
@@ -133,10 +129,7 @@ class Forest:
         return {parent: children for parent, children in branches.items() if children}
 
     def finish(self, leaf_id: LeafId, success: bool) -> None:
-        """End an active leaf at its last turn, at a turn limit where that did not end the episode; it is in the group.
-
-        Raises ForestError: not active, or no turn yet.
-        """
+        """End an active leaf at its last turn, by a turn limit if that did not end the episode; it is in the group."""
         leaf = self._leaf(leaf_id)
         self._last(leaf, "finish")
         leaf.state, leaf.success = LeafState.FINISHED, success
@@ -172,8 +165,6 @@ class Forest:
         """The completed forest: finished leaves, and the nodes on their paths in order of creation.
 
         ``leaves`` may be fewer than M, or empty, only when leaves were lost (``counters["lost"]``).
-
-        Raises ForestError: a leaf is still to end.
         """
         if live := self.live():
             raise ForestError(f"{self._name}: leaves {live} are still to end; no group yet")
