@@ -164,7 +164,7 @@ def bench_compare(
 @bench_app.command("async")
 def bench_async(
     config: Config,
-    out: Annotated[Path, typer.Option(help="Folder for the runs and trainer.png.")],
+    out: Annotated[Path, typer.Option(help="Folder for the runs.")],
     to: Annotated[Path, typer.Option("--json", help="File for all figures.")],
     overrides: Overrides,
     modes: Annotated[str, typer.Option(help="Comma separated.")] = "sync,one_step,async",

@@ -37,8 +37,7 @@ class Env(ABC):
     def tasks(cls, split: str) -> Sequence[str]:
         """Task ids of a split (``"train"``, ``"test"`` or the environment's own names), in a fixed order.
 
-        Raises:
-            ValueError: unknown split; the message lists the known ones.
+        Raises ValueError: unknown split; the message lists the known ones.
         """
 
     @abstractmethod
@@ -77,22 +76,14 @@ class ReplayMismatch(RuntimeError):
     """A replayed step did not reproduce what was recorded."""
 
     def __init__(self, task: Task, step: int, what: str, expected: object, got: object) -> None:
-        super().__init__(
-            f"replay of {task.env} task {task.id} diverged at step {step} in {what}: "
-            f"expected {str(expected)[:200]!r}, got {str(got)[:200]!r}"
+        super().__init__(task, step, what, str(expected)[:200], str(got)[:200])  # what it is made of: so it pickles
+        self.step, self.what = step, what
+
+    def __str__(self) -> str:
+        task, step, what, expected, got = self.args
+        return (
+            f"replay of {task.env} task {task.id} diverged at step {step} in {what}: expected {expected!r}, got {got!r}"
         )
-        self.step = step
-        self.what = what
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_mismatch, (self.args[0], self.step, self.what)
-
-
-def _rebuild_mismatch(message: str, step: int, what: str) -> ReplayMismatch:
-    error = ReplayMismatch.__new__(ReplayMismatch)
-    RuntimeError.__init__(error, message)
-    error.step, error.what = step, what
-    return error
 
 
 @dataclass(slots=True)
@@ -119,11 +110,9 @@ class Trace:
 def replay(env: Env, trace: Trace, actions_at_fork: tuple[str, ...] | None = None) -> Observation:
     """Reset ``env`` to the trace's task, execute its actions, and verify every step.
 
-    Args:
-        actions_at_fork: what the parent's ``list_actions()`` gave at the fork, or None where it cannot list them.
+    ``actions_at_fork``: what the parent's ``list_actions()`` gave at the fork, or None where it cannot list them.
 
-    Raises:
-        ReplayMismatch: an observation, a reward, an end flag, or the admissible actions at the fork differ.
+    Raises ReplayMismatch: an observation, a reward, an end flag, or the admissible actions at the fork differ.
     """
     task, observation = trace.task, env.reset(trace.task)
     if not observation.same_as(trace.first):
@@ -186,8 +175,7 @@ def register(name: str, target: str) -> None:
 def find_env(name: str, options: Mapping[str, Any] | None = None) -> EnvSpec:
     """The spec of a registered short name, or of ``module:Class`` itself.
 
-    Raises:
-        ValueError: neither registered nor of the form ``module:Class``.
+    Raises ValueError: neither registered nor of the form ``module:Class``.
     """
     target = name if ":" in name else REGISTRY.get(name)
     if target is None:

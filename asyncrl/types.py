@@ -188,7 +188,8 @@ class LeafRecord:
     tree: int
     node: int
     """Id of the last node of the path."""
-    total_reward: float
+    reward: float
+    """Summed over the path."""
     success: bool
     end: str
     """``"terminated"``, ``"truncated"`` (environment's limit) or ``"turn_limit"`` (ours)."""

@@ -37,8 +37,7 @@ NOISE = 1e-9
 class Paths:
     """A group's n turns and L leaves as arrays.
 
-    Raises:
-        ValueError: shapes disagree, a parent does not precede its child, or a turn lies under no leaf.
+    Raises ValueError: shapes disagree, a parent does not precede its child, or a turn lies under no leaf.
     """
 
     parent: Ints
@@ -116,25 +115,12 @@ def spark(paths: Paths, algo: AlgoConfig) -> Credit:
     )
 
 
-def grpo(paths: Paths, algo: AlgoConfig) -> Credit:
-    """GRPO over independent chains: the formula of :func:`spark` where no turn is shared.
-
-    Raises:
-        ValueError: a turn is shared by several leaves.
-    """
-    if np.any(paths.copies() > 1):
-        raise ValueError("algo.advantage=grpo is for chains, but this group has branched; set tree.criterion=none")
-    return spark(paths, algo)
-
-
-ADVANTAGES: dict[str, AdvantageFn] = {"spark": spark, "grpo": grpo}
-"""By the name used in ``algo.advantage``."""
+ADVANTAGES: dict[str, AdvantageFn] = {"spark": spark, "grpo": spark}
+"""By the name used in ``algo.advantage``. Over chains both are one formula, and with ``grpo`` nothing else is grown."""
 
 
 def _sum_by(index: Ints, values: Floats, n: int) -> Floats:
-    sums = np.zeros(n)
-    np.add.at(sums, index, values)
-    return sums
+    return np.bincount(index, values, n).astype(np.float64)
 
 
 def _standardise(score: Floats, population: Floats, divide: bool) -> Floats:

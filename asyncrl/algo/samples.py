@@ -16,9 +16,7 @@ from asyncrl.types import Group, Node, TurnSample
 def turn_samples(group: Group, cfg: AlgoConfig) -> list[TurnSample]:
     """One turn sample for each node of ``group``, in its order, with the credit of ``cfg``; none of an empty group.
 
-    Raises:
-        ValueError: a node lies under no leaf, a turn's ids, log-probs and spans do not line up, or a branched group
-            meets ``algo.advantage=grpo``.
+    Raises ValueError: a node lies under no leaf, or a turn's ids, log-probs and spans do not line up.
     """
     where = f"group {group.key} ({group.task.env} task {group.task.id})"
     if not group.nodes:

@@ -37,8 +37,7 @@ def split_lags(
         trained: the learner's counter at use: its version, or with ``counter`` its update.
         counter: the updates made when each version was published; gives lags in updates.
 
-    Raises:
-        ValueError: the group was trained before it was complete.
+    Raises ValueError: the group was trained before it was complete.
     """
     complete = max([done, *(last for _, last in spans)])
     versions = {complete, *(version for span in spans for version in span)}
@@ -68,12 +67,7 @@ def expected_lag(rollouts: float, turns: float, micro_batch: float, group: float
         turns: Tbar, mean turns of a trajectory, from its root to its leaf.
         micro_batch: B, turn samples of one update: those of the batch over the optimizer steps it was trained in.
         group: G, trajectories of one task: the mean leaves of a group.
-
-    Raises:
-        ValueError: B or G is not positive.
     """
-    if micro_batch <= 0 or group <= 0:
-        raise ValueError(f"micro_batch and group must be positive, got {micro_batch} and {group}")
     return rollouts * turns / (micro_batch * group)
 
 

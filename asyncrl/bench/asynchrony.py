@@ -12,8 +12,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from asyncrl.bench.runs import command, markdown, train_once
 from asyncrl.config.load import load
 
@@ -35,13 +33,11 @@ Row = dict[str, Any]
 def measure(
     config: Path, overrides: Sequence[str], out: Path, modes: Sequence[str], medians: Sequence[str], to: Path
 ) -> str:
-    """Run every mode at every median latency (seconds) into ``out``, beside ``trainer.png``.
+    """Run every mode at every median latency (seconds) into ``out``.
 
-    Returns:
-        A Markdown table; ``to`` gets all figures as JSON, with the command, the versions, the machine and the time.
+    Returns a Markdown table; ``to`` gets all figures as JSON, with the command, the versions, the machine and the time.
 
-    Raises:
-        RuntimeError: a run failed; its log lies in ``out``.
+    Raises RuntimeError: a run failed; its log lies in ``out``.
     """
     shared = [*DEFAULTS, *overrides]
     if load(config, overrides).sft is not None:
@@ -59,7 +55,6 @@ def measure(
     provenance = json.loads((out / name / "run.json").read_text(encoding="utf-8"))
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_text(json.dumps(provenance | {"command": sys.argv, "runs": rows}, indent=2) + "\n", encoding="utf-8")
-    draw(rows, out / "trainer.png")
     return table(rows)
 
 
@@ -74,19 +69,3 @@ def table(rows: Sequence[Row]) -> str:
         ratio = f"{rate / base:.2f}" if base else ""
         lines.append([row["mode"], f"{row['median_s']:g}", f"{rate:.1f}", ratio, *shares, *last])
     return markdown(HEADER.replace("_", " "), lines)
-
-
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Where the trainer's time went: a stacked bar a run."""
-    figure = Figure(figsize=(1.2 * len(rows) + 2, 3.6), layout="constrained")
-    axes = figure.subplots()
-    names = [f"{row['mode']}\n{row['median_s']:g} s" for row in rows]
-    base = [0.0] * len(rows)
-    for part in ("train", "publish", "trainer_wait"):
-        heights = [row[f"{part}_share"] for row in rows]
-        axes.bar(names, heights, bottom=base, label=part.replace("_", " "))
-        base = [below + height for below, height in zip(base, heights, strict=True)]
-    axes.bar(names, [max(0.0, 1 - below) for below in base], bottom=base, label="other", color="lightgrey")
-    axes.set(ylabel="share of the trainer's time", xlabel="mode, median latency of an environment step", ylim=(0, 1))
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path, dpi=120)

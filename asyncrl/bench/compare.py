@@ -22,11 +22,9 @@ class Run:
 def compare(configs: Sequence[Path], seeds: Sequence[str], out: Path, overrides: Sequence[str] = ()) -> str:
     """Run every configuration with every ``runtime.seed`` into ``out``, with ``overrides`` (``key=value``) for all.
 
-    Returns:
-        A Markdown table, also written to ``out/table.md`` beside ``curves.png``.
+    Returns a Markdown table, also written to ``out/table.md`` beside ``curves.png``.
 
-    Raises:
-        RuntimeError: a run failed; its log lies in ``out``.
+    Raises RuntimeError: a run failed; its log lies in ``out``.
     """
     runs: dict[str, list[Run]] = {}
     for config in configs:
@@ -45,8 +43,7 @@ def compare(configs: Sequence[Path], seeds: Sequence[str], out: Path, overrides:
 def table(runs: Mapping[str, Sequence[Run]]) -> str:
     """A row a run and a mean a label.
 
-    The column at equal tokens is held-out success at the smallest token budget of all runs, interpolated between the
-    evaluations around it.
+    The column at equal tokens is held-out success, interpolated, at the smallest token budget of all runs.
     """
     budget = min(float(run.curve.tokens[-1]) for those in runs.values() for run in those)
 

@@ -7,6 +7,7 @@ the while, so none has more of the device than another.
 
 import asyncio
 import json
+import os
 import random
 import statistics
 import sys
@@ -21,7 +22,8 @@ from asyncrl.bench.publish import SHAPES, make_model
 from asyncrl.bench.runs import markdown
 from asyncrl.config.engine import EngineConfig
 from asyncrl.config.thinking import ThinkingConfig
-from asyncrl.engine.generator import Generator
+from asyncrl.engine.generator import Generator, sampling_params
+from asyncrl.runtime.system import ACTOR_ENV
 from asyncrl.types import Sampling
 
 PROMPT = 64
@@ -35,17 +37,7 @@ the likeliest tokens, which the signals would else be computed from."""
 class Served(Generator):
     async def raw(self, prompt: Sequence[int], tokens: int, logprobs: int | None) -> int:
         """A response of ``tokens`` tokens with that many log-probs a token; returns its length."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        params = SamplingParams(
-            max_tokens=tokens,
-            ignore_eos=True,
-            logprobs=logprobs,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        params = sampling_params(max_tokens=tokens, ignore_eos=True, logprobs=logprobs)
         result, _ = await self._complete(prompt, params, "raw")
         return len(result.outputs[0].token_ids)
 
@@ -120,6 +112,7 @@ def table(rates: dict[str, list[float]]) -> str:
 def run(model: str, in_flight: int, tokens: int, rounds: int, to: Path | None) -> str:
     """Measure ``model``, a folder or one of ``SHAPES``; ``to`` gets all figures as JSON. Returns a Markdown table."""
     with tempfile.TemporaryDirectory() as made:
+        os.environ |= ACTOR_ENV
         gpu = torch.cuda.is_available()
         dtype = "bfloat16" if gpu else "float32"
         folder = make_model(model, Path(made), dtype) if model in SHAPES else Path(model)

@@ -25,6 +25,7 @@ from asyncrl.engine.fleet import Fleet
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.model.tiny import train_tokenizer
 from asyncrl.runtime.publish import logprob_gap, publish
+from asyncrl.runtime.system import ACTOR_ENV
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +69,7 @@ def copy_gbs(nbytes: int) -> float:
 async def measure(backend: str, model: Path, dtype: str, publishes: int = 5) -> dict[str, Any]:
     """Train and publish the model folder ``model``, on a connected Ray cluster.
 
-    Raises:
-        RuntimeError: the log-probs did not differ before a publish, or did not agree after it.
+    Raises RuntimeError: the log-probs did not differ before a publish, or did not agree after it.
     """
     gpus, learner_gpus = GPUS[backend]
     nbytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
@@ -114,7 +114,7 @@ def main(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     with (
         tempfile.TemporaryDirectory() as made,
-        ray.init(address="local", include_dashboard=False, logging_level=logging.ERROR),
+        ray.init("local", include_dashboard=False, logging_level=logging.ERROR, runtime_env={"env_vars": ACTOR_ENV}),
     ):
         folder = make_model(model, Path(made), dtype) if model in SHAPES else Path(model)
         result = asyncio.run(measure(backend, folder, dtype))

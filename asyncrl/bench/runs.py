@@ -22,8 +22,7 @@ def train_once(config: Path, out: Path, name: str, overrides: Sequence[str]) -> 
     if not summary.exists():
         shutil.rmtree(out / name, ignore_errors=True)  # of a run that was stopped: a new one would get another name
         command(out / f"{name}.log", "train", str(config), *overrides, f"track.dir={out}", f"track.name={name}")
-    loaded: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
-    return loaded
+    return json.loads(summary.read_text(encoding="utf-8"))
 
 
 def command(log: Path, *arguments: str) -> None:

@@ -46,11 +46,9 @@ def expert_rows(spec: EnvSpec, split: str, tokenizer: Any, prompt: PromptConfig,
 def demonstrate(env: Env, task: Task, slip: float, rng: random.Random) -> list[DemoStep] | None:
     """One trajectory of the environment's expert, or None where it does not succeed.
 
-    Args:
-        slip: share of its steps replaced by a random admissible action.
+    ``slip``: share of its steps replaced by a random admissible action.
 
-    Raises:
-        ValueError: ``slip`` above 0 where the expert knows only whole episodes.
+    Raises ValueError: ``slip`` above 0 where the expert knows only whole episodes.
     """
     observation = env.reset(task)
     script: Iterator[str] | None = None

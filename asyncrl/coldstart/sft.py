@@ -64,8 +64,7 @@ async def train_sft(
         report: called after each optimizer step with its figures, ``sft/loss``, ``sft/step``, ``sft/epoch`` (epochs
             done so far, e.g. 1.5) and the others of :func:`asyncrl.learner.report.merge`.
 
-    Returns:
-        The number of optimizer steps.
+    Returns the number of optimizer steps.
     """
     order, rng = list(rows), random.Random(config.seed)
     per_epoch = -(-len(rows) // config.batch_rows)

@@ -31,15 +31,36 @@ class ConfigError(Exception):
 def load(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
     """The validated configuration of ``path`` with ``key.path=value`` overrides applied in order.
 
-    Raises:
-        ConfigError: unreadable file, broken YAML, a bad override, or values that do not validate.
+    Raises ConfigError: unreadable file, broken YAML, a bad override, or values that do not validate.
     """
     return validate(read(Path(path)), overrides, source=str(path))
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The composed but not yet validated content of ``path``."""
-    return _read(path, ())
+def read(path: Path, parents: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The composed but not yet validated content of ``path``, which ``parents`` extend."""
+    resolved = path.resolve()
+    if resolved in parents:
+        chain = " -> ".join(p.name for p in (*parents, resolved))
+        raise ConfigError(f"{parents[-1]}: extends goes in a circle: {chain}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        by = f" (named by extends in {parents[-1]})" if parents else ""
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{path}: cannot read the configuration file{by}: {reason}") from None
+    content = _parse(text, str(path))
+    if content is None:
+        content = {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected sections (key: value), got {_show(content)}")
+    bases = content.pop("extends", [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not (isinstance(bases, list) and all(isinstance(base, str) for base in bases)):
+        raise ConfigError(f"{path}: extends must be a file name or a list of them, got {_show(bases)}")
+    composed: dict[str, Any] = {}
+    for base in bases:
+        composed = merge(composed, read(path.parent / base, (*parents, resolved)))
+    return merge(composed, content)
 
 
 def validate(tree: Mapping[str, Any], overrides: Sequence[str] = (), source: str = "config") -> RunConfig:
@@ -79,32 +100,6 @@ class _UniqueKeys(yaml.SafeLoader):
                 )
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)
-
-
-def _read(path: Path, parents: tuple[Path, ...]) -> dict[str, Any]:
-    resolved = path.resolve()
-    if resolved in parents:
-        chain = " -> ".join(p.name for p in (*parents, resolved))
-        raise ConfigError(f"{parents[-1]}: extends goes in a circle: {chain}")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        by = f" (named by extends in {parents[-1]})" if parents else ""
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(f"{path}: cannot read the configuration file{by}: {reason}") from None
-    content = _parse(text, str(path))
-    if content is None:
-        content = {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected sections (key: value), got {_show(content)}")
-    bases = content.pop("extends", [])
-    bases = [bases] if isinstance(bases, str) else bases
-    if not (isinstance(bases, list) and all(isinstance(base, str) for base in bases)):
-        raise ConfigError(f"{path}: extends must be a file name or a list of them, got {_show(bases)}")
-    composed: dict[str, Any] = {}
-    for base in bases:
-        composed = merge(composed, _read(path.parent / base, (*parents, resolved)))
-    return merge(composed, content)
 
 
 def _parse(text: str, where: str) -> Any:

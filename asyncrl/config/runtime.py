@@ -6,8 +6,6 @@ from pydantic import Field
 
 from asyncrl.config.base import Strict
 
-FIXED_LAG = {"sync": 0, "one_step": 1}
-
 
 class RuntimeConfig(Strict):
     versions: int = Field(120, ge=0)
@@ -39,4 +37,4 @@ class RuntimeConfig(Strict):
     @property
     def lag_bound(self) -> int:
         """Most versions of lag in this mode."""
-        return FIXED_LAG.get(self.mode, self.max_lag)
+        return {"sync": 0, "one_step": 1}.get(self.mode, self.max_lag)

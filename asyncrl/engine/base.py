@@ -16,6 +16,9 @@ from typing import Any, Protocol, TypeVar
 
 from asyncrl.types import Generation, Sampling
 
+BUCKET_BYTES = 256 * 2**20
+"""Weights gathered from shards, or sent over the CPU, together: bounds what both take beyond the weights themselves."""
+
 Item = TypeVar("Item")
 
 
@@ -51,8 +54,7 @@ class Engine(Protocol):
     async def resume(self, version: str) -> None:
         """Generation goes on.
 
-        Raises:
-            EngineFenced: the weights in place are not a complete ``version``; requests fail with the same from now on.
+        Raises EngineFenced: the weights in place are not a complete ``version``; from now on requests fail with it.
         """
 
     async def init_weight_transfer_engine(self, request: dict[str, Any]) -> None:

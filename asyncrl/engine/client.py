@@ -20,8 +20,7 @@ ROUNDS = itertools.count(1)
 class GeneratorClient:
     """vLLM's client protocol over actor handles by index of generator; unlike its own for Ray, it survives failures.
 
-    Args:
-        collective: the transfer needs everyone, so it fails for all when one does.
+    ``collective``: the transfer needs everyone, so it fails for all when one does.
     """
 
     def __init__(self, handles: Mapping[int, Any], timeout_s: float, collective: bool = False) -> None:

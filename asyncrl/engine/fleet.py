@@ -23,6 +23,7 @@ from asyncrl.config.engine import EngineConfig
 from asyncrl.config.thinking import ThinkingConfig
 from asyncrl.engine.base import EngineDied, EngineFenced, brief, cause_of
 from asyncrl.engine.generator import Generator
+from asyncrl.engine.waits import now
 from asyncrl.types import Generation, Sampling
 
 log = logging.getLogger(__name__)
@@ -54,15 +55,11 @@ class GeneratorDied(RuntimeError):
 class Fleet:
     """Broadcasts go to all that live; who fails is logged and left out of the answer.
 
-    Raises:
-        GeneratorDied: from :meth:`pause`, when none is left. They stay dead: the run has to end.
+    Raises GeneratorDied: from :meth:`pause`, when none is left. They stay dead: the run has to end.
     """
 
     def __init__(self, handles: Sequence[Any], config: EngineConfig) -> None:
-        """
-        Args:
-            handles: generator actors, in the order that gives them their names.
-        """
+        """``handles``: generator actors, in the order that gives them their names."""
         self.handles = list(handles)
         self.version = 0
         """The last version that a generator was labelled with through this client."""
@@ -100,13 +97,12 @@ class Fleet:
             key: the turn's own id.
             near: what shares prompts, e.g. the group's key; empty shares with nothing.
 
-        Raises:
-            GenerationFailed: no generator is alive or serves in time, or the one asked failed or did not answer.
+        Raises GenerationFailed: no generator is alive or serves in time, or the one asked failed or did not answer.
         """
-        clock, bound = asyncio.get_running_loop().time, self._config.generate_timeout_s
-        until = clock() + bound
-        while clock() <= until:
-            at = self._route(near, clock())
+        bound = self._config.generate_timeout_s
+        until = now() + bound
+        while now() <= until:
+            at = self._route(near)
             if at is None:
                 await asyncio.sleep(FENCED_RETRY_S)
                 continue
@@ -132,10 +128,10 @@ class Fleet:
             raise GeneratorDied(f"all {len(self.handles)} generators are dead; the last: {last}")
         return living
 
-    def _route(self, near: str, now: float) -> int | None:
+    def _route(self, near: str) -> int | None:
         """Whom to ask; None while all are fenced."""
         try:
-            serving = [at for at in self.living() if self._fenced_until.get(at, now) <= now]
+            serving = [at for at in self.living() if self._fenced_until.get(at, 0.0) <= now()]
         except GeneratorDied as error:
             raise GenerationFailed(str(error)) from error
         if not serving:
@@ -154,8 +150,7 @@ class Fleet:
     async def score_everywhere(self, probes: Sequence[tuple[Sequence[int], int]]) -> list[list[list[float]]]:
         """Log-probs of each probe ``(ids, start)``, from each generator that serves: [generators][probes][tokens].
 
-        Raises:
-            RuntimeError: none does.
+        Raises RuntimeError: none does.
         """
         bound = self._config.generate_timeout_s
         scored = await asyncio.gather(
@@ -169,8 +164,7 @@ class Fleet:
     async def pause(self, members: Sequence[int] | None = None) -> list[int]:
         """Returns the indices of those that are paused now, fenced ones among them: whom a publish can serve.
 
-        Args:
-            members: whom to pause; all that live where none are given.
+        ``members``: whom to pause; all that live where none are given.
         """
         paused, _ = await self._everywhere("pause", members=members)
         self.living()
@@ -236,7 +230,7 @@ class Fleet:
         return answers, failures
 
     def _leave_alone(self, at: int) -> None:
-        self._fenced_until[at] = asyncio.get_running_loop().time() + FENCED_RETRY_S
+        self._fenced_until[at] = now() + FENCED_RETRY_S
 
     async def _ask(self, at: int, method: str, timeout_s: float, *args: Any) -> Any:
         reference = getattr(self.handles[at], method).remote(*args)

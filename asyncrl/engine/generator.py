@@ -28,17 +28,13 @@ from asyncrl.engine.base import Engine, EngineDied, EngineFenced
 from asyncrl.engine.plugin import ENGINE_CHILD
 from asyncrl.engine.reports import TURN, Report, Reports
 from asyncrl.engine.state import UNKNOWN, Counters, Gate
-from asyncrl.engine.waits import bounded
+from asyncrl.engine.waits import bounded, now
 from asyncrl.types import Generation, Sampling, VersionSpan, token_digest
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     from asyncrl.engine.thinking import Tag
-
-
-CPU_BLOCK_TOKENS = 32
-"""Tokens of a KV block on the CPU, the unit of prefix reuse; vLLM's own 128 is longer than many a shared prefix."""
 
 
 class Generator(Engine):
@@ -54,8 +50,6 @@ class Generator(Engine):
         """Plain data only; :meth:`start` loads the model.
 
         Args:
-            model_path: folder in Hugging Face format.
-            dtype: of weights and activations.
             seed: of the engine's sampling.
             name: how errors call this generator.
             thinking: measure turns, and cut their thinking, while they are generated.
@@ -90,7 +84,7 @@ class Generator(Engine):
             if gpu
             else {
                 "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
-                "block_size": CPU_BLOCK_TOKENS,
+                "block_size": 32,  # tokens, the unit of prefix reuse; vLLM's own 128 exceed many a shared prefix
                 "distributed_executor_backend": "uni",
             }
         )
@@ -122,12 +116,9 @@ class Generator(Engine):
         self._counters.book()
 
     def _environment(self) -> dict[str, str]:
-        """Read by vLLM at import, and by the engine process, which inherits it."""
-        quiet = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")}
-        common = quiet | {
+        """Read by vLLM at import, and by the engine process, which inherits it; every actor's is in ``ACTOR_ENV``."""
+        common = {
             ENGINE_CHILD: "1",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads, and may have a CUDA context
             "VLLM_ENGINE_READY_TIMEOUT_S": str(int(self._config.start_timeout_s)),
         }
@@ -150,18 +141,12 @@ class Generator(Engine):
             TimeoutError: longer than ``engine.generate_timeout_s``, pauses included.
             ValueError: the prompt leaves no room for a token within ``engine.max_model_len``.
         """
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        params = SamplingParams(
+        began = now()
+        params = sampling_params(
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
             stop_token_ids=self._stop,
-            detokenize=False,
             skip_clone=True,
-            output_kind=RequestOutputKind.FINAL_ONLY,
         )
         result, report = await self._complete(prompt_ids, params, key, measured=True)
         output = result.outputs[0]
@@ -181,24 +166,14 @@ class Generator(Engine):
             digest=token_digest(output.token_ids),
             spans=tuple(VersionSpan(int(span.version), span.start, span.end) for span in output.weight_versions),
             finish=output.finish_reason,
-            seconds=clock() - began,
+            seconds=now() - began,
             signals=signals,
         )
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         if not 1 <= start <= len(ids):
             raise ValueError(f"score: start must be in 1..{len(ids)} (the number of ids), got {start}")
-        params = SamplingParams(
-            max_tokens=1,
-            prompt_logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        result, _ = await self._complete(ids, params, "score")
+        result, _ = await self._complete(ids, sampling_params(max_tokens=1, prompt_logprobs=0), "score")
         # One entry a token, but none for the first, which nothing precedes.
         return list(result.prompt_logprobs.logprobs[start - 1 :])
 
@@ -325,11 +300,19 @@ class Generator(Engine):
             raise
 
 
+def sampling_params(**settings: Any) -> Any:
+    """vLLM's, for one answer that comes whole, as token ids."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    whole = RequestOutputKind.FINAL_ONLY
+    return SamplingParams(flat_logprobs=True, detokenize=False, output_kind=whole, **settings)
+
+
 def _end_tokens(model: Path) -> list[int]:
     """Ids that end a response: ``eos_token_id`` of generation_config.json, else of config.json.
 
-    Raises:
-        ValueError: neither file names one, so no response would ever end before its length limit.
+    Raises ValueError: neither file names one, so no response would ever end before its length limit.
     """
     for file in (model / "generation_config.json", model / "config.json"):
         if file.exists() and (ids := json.loads(file.read_text()).get("eos_token_id")) is not None:

@@ -3,6 +3,7 @@
 import asyncio
 
 from asyncrl.engine.base import EngineFenced
+from asyncrl.engine.waits import now
 
 UNKNOWN = -1
 """The version from the start of a transfer until its label: weights are overwritten in place."""
@@ -60,8 +61,8 @@ class Counters:
 
     def book(self, come: int = 0, paused: bool | None = None, **served: float) -> dict[str, float]:
         """Count up to now, then note who comes (or goes: negative), a pause or its end; returns all totals."""
-        now = asyncio.get_running_loop().time()
-        passed, self._until = now - (now if self._until is None else self._until), now
+        at = now()
+        passed, self._until = at - (at if self._until is None else self._until), at
         times = {"seconds": passed, "idle_s": passed * (not self._present), "paused_s": passed * self._paused}
         for name, more in (times | served).items():
             self._totals[name] += more

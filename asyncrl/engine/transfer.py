@@ -46,7 +46,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER_SIZE_BYTES
 from vllm.utils.network_utils import get_open_port
 
-from asyncrl.engine.base import buckets
+from asyncrl.engine.base import BUCKET_BYTES, buckets
 from asyncrl.engine.client import GeneratorClient, leave
 
 __all__ = ["ModuleSource", "ParamMeta", "Sender", "WeightSource", "backend_for", "deliver", "meet"]
@@ -55,8 +55,6 @@ Backend = Literal["asyncrl_cpu", "ipc", "nccl"]
 CPU: Backend = "asyncrl_cpu"
 IPC: Backend = "ipc"
 NCCL: Backend = "nccl"
-BUCKET_BYTES = 256 * 2**20
-"""Bytes of weights in one ``update_weights``: bounds the sender's and the object store's extra memory."""
 GRACE_S = 5.0
 """What a sender waits beyond the bound of its calls, which say who did not answer."""
 POLL_S = 0.1
@@ -120,9 +118,7 @@ class Sender:
     def send(self, members: Sequence[int]) -> dict[int, str]:
         """One round to the generators of these indices, all of them paused.
 
-        Returns:
-            Those that do not hold the new weights whole, and why (empty: only because another does not); nothing on
-            other ranks than 0.
+        Returns, on rank 0, those without the whole new weights, and why (empty: only because another lacks them).
         """
         if list(members) != self._members or self._client.failed:
             leave(self._client.group)
@@ -175,8 +171,7 @@ def handshake(meet: Callable[[], Any], seconds: float, given_up: Callable[[], bo
     vLLM's own bounds are minutes, or none. When nobody waits for it any more, ``meet`` goes on in a thread of its own;
     a group that still comes of it is left.
 
-    Raises:
-        TimeoutError: it took longer than ``seconds``, or ``given_up`` came first.
+    Raises TimeoutError: it took longer than ``seconds``, or ``given_up`` came first.
     """
     met: Future[Any] = Future()
 
@@ -202,9 +197,8 @@ def handshake(meet: Callable[[], Any], seconds: float, given_up: Callable[[], bo
 async def meet(engine: Any, backend: Backend, init_info: dict[str, Any], clean: bool, timeout_s: float) -> None:
     """Connect an engine to a sender, out of whatever an earlier one has left behind.
 
-    Args:
-        clean: no transfer was broken off. One that was has left layers half loaded, and vLLM would count what they hold
-            towards the next transfer: they are closed, with the weights they have, before it begins.
+    ``clean``: no transfer was broken off. One that was has left layers half loaded, and vLLM would count what they hold
+    towards the next transfer: they are closed, with the weights they have, before it begins.
     """
     if not clean:
         with suppress(Exception):  # refused while the broken session is still open
@@ -222,8 +216,7 @@ async def deliver(
 ) -> None:
     """Hand one update to the engine process, in a form that it can read and within bounds that it can keep.
 
-    Args:
-        check: raises when the update has come too late, or become so on its way.
+    ``check``: raises when the update has come too late, or become so on its way.
     """
     check()
     if backend == NCCL:

@@ -1,5 +1,4 @@
-"""Waiting with a bound, and the one clock. Invariant: a wait that runs out says what was waited for and which field
-allows more."""
+"""Waiting with a bound, and the one clock. Invariant: a wait that runs out says for what, and what field gives more."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -6,7 +6,7 @@ Invariants: a lost episode is in no share; keys are negative and never meet a tr
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ray.exceptions import RayError
@@ -15,14 +15,10 @@ from scipy.stats import binomtest
 from asyncrl.engine.base import brief, cause_of
 from asyncrl.rollout.coordinator import EpisodeLost
 from asyncrl.rollout.coordinators import CoordinatorDied, Coordinators
-from asyncrl.rollout.summary import GroupSummary
-from asyncrl.rollout.tally import Tally
+from asyncrl.rollout.summary import GroupSummary, Tally
 from asyncrl.types import Task
 
 log = logging.getLogger(__name__)
-
-NAMED = 3
-"""Causes that an evaluation without an episode names, the commonest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +40,10 @@ class EvalReport:
         return {f"eval/{name}": float(getattr(self, name)) for name in self.__slots__}
 
 
-async def evaluate(
-    coordinators: Coordinators,
-    tasks: Sequence[Task],
-    at_once: int,
-    episodes: int = 1,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> EvalReport:
+async def evaluate(coordinators: Coordinators, tasks: Sequence[Task], at_once: int, episodes: int = 1) -> EvalReport:
     """Run ``episodes`` of every task and report shares; an episode that infrastructure ends is lost, not failed.
 
-    Args:
-        at_once: episodes in flight, at most as many as there are environment slots: time in a queue would count
-            against their time limit.
-        progress: called with (finished, total) after each episode.
+    ``at_once``: episodes in flight, at most one an environment slot: time in a queue would count against its limit.
     """
     total, done = len(tasks) * episodes, 0
     free = asyncio.Semaphore(at_once)
@@ -67,13 +54,15 @@ async def evaluate(
             try:
                 return await coordinators.evaluate(task, key)
             except (CoordinatorDied, RayError, TimeoutError) as error:
-                cause = cause_of(error)
-                lost = cause if isinstance(cause, EpisodeLost) else EpisodeLost(type(cause).__name__, brief(error))
-                log.warning("an evaluation episode of %s/%s is lost: %s", task.env, task.id, lost.why)
+                lost = cause_of(error)
+                if not isinstance(lost, EpisodeLost):
+                    lost = EpisodeLost(type(lost).__name__, brief(error))
+                log.warning("an evaluation episode of %s/%s is lost: %s, %s", task.env, task.id, *lost.args)
                 return lost
             finally:
                 done += 1
-                progress(done, total)
+                if done * 5 // total > (done - 1) * 5 // total:  # every fifth of them
+                    log.info("evaluation: %d of %d episodes", done, total)
 
     # Keys below zero cannot meet those of training groups.
     jobs = zip([task for task in tasks for _ in range(episodes)], range(-1, -1 - total, -1), strict=True)
@@ -82,11 +71,11 @@ async def evaluate(
 
 def report(outcomes: Sequence[GroupSummary | EpisodeLost]) -> EvalReport:
     """Raises RuntimeError when every episode was lost, with the commonest causes."""
-    losses = [outcome for outcome in outcomes if isinstance(outcome, EpisodeLost)]
+    losses = [outcome.args for outcome in outcomes if isinstance(outcome, EpisodeLost)]
     tally = Tally.of(outcome for outcome in outcomes if not isinstance(outcome, EpisodeLost))
     if not tally.groups:
-        last = {lost.kind: lost.why for lost in losses}
-        common = Counter(lost.kind for lost in losses).most_common(NAMED)
+        last = dict(losses)
+        common = Counter(kind for kind, _ in losses).most_common(3)
         causes = "; ".join(f"{count} by {kind}, at last: {last[kind]}" for kind, count in common)
         raise RuntimeError(f"evaluation: all {len(outcomes)} episodes were lost, {causes}")
     interval = binomtest(tally.successes, tally.leaves).proportion_ci(method="wilson")

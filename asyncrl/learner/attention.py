@@ -32,11 +32,9 @@ def row_attention(
 ) -> tuple[Tensor, None]:
     """Query, key, value: (1, heads, tokens, width), keys and values with their own number of heads.
 
-    Returns:
-        (1, tokens, heads, width) and no attention weights.
+    Returns (1, tokens, heads, width) and no attention weights.
 
-    Raises:
-        ValueError: a row longer than the model's sliding window.
+    Raises ValueError: a row longer than the model's sliding window.
     """
     if sliding_window is not None and index.longest > sliding_window:
         raise ValueError(

@@ -66,13 +66,10 @@ def row_of(sample: TurnSample) -> Row:
 
 
 def pack(rows: Sequence[Row], device: torch.device | str = "cpu") -> Packed:
-    """Lay rows end to end.
+    """Lay one or more rows end to end.
 
-    Raises:
-        ValueError: no rows, or a row without a prompt token to predict its first response token from.
+    Raises ValueError: a row without a prompt token to predict its first response token from.
     """
-    if not rows:
-        raise ValueError("a micro-batch needs at least one row; use PADDING for an empty one")
     prompts = np.array([len(row.prompt_ids) for row in rows])
     if (prompts < 1).any():
         raise ValueError(f"row {int(prompts.argmin())} has an empty prompt: its first response token has no context")
@@ -101,8 +98,7 @@ def columns(
 ) -> Columns:
     """Columns of shape (T,), as ``proximal`` is, in the order of ``pack``'s response tokens.
 
-    Raises:
-        ValueError: a sample whose ids, mask and log-probs differ in length.
+    Raises ValueError: a sample whose ids, mask and log-probs differ in length.
     """
     for sample in samples:
         if not len(sample.response_ids) == len(sample.loss_mask) == len(sample.logprobs):

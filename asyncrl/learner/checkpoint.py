@@ -24,9 +24,8 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 def save(engine: Any, model_path: str, path: str, counts: Mapping[str, int]) -> None:
     """Write a checkpoint to ``path``, replacing the one that is there. All ranks call this together.
 
-    ``counts`` are the learner's own: ``updates`` made and ``rows`` trained on.
-
-    Config and tokenizer are copied from ``model_path``, the folder the model was loaded from.
+    ``counts`` are the learner's own: ``updates`` made and ``rows`` trained on. Config and tokenizer are copied from
+    ``model_path``, the folder the model was loaded from.
     """
     target, partial = Path(path), _beside(path, "partial")
     first = dist.get_rank() == 0
@@ -47,11 +46,7 @@ def save(engine: Any, model_path: str, path: str, counts: Mapping[str, int]) -> 
     del weights
     engine.save_checkpoint(str(partial), tag=STATE, client_state=dict(counts), save_latest=False)
     if first:
-        facts = {
-            **counts,
-            "world_size": dist.get_world_size(),
-            "zero_stage": engine.zero_optimization_stage(),
-        }
+        facts = {**counts, "world_size": dist.get_world_size(), "zero_stage": engine.zero_optimization_stage()}
         (partial / STATE / FACTS).write_text(json.dumps(facts))
     dist.barrier()
     if first:

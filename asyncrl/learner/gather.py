@@ -4,15 +4,18 @@ Invariants: names are the Hugging Face parameter names, tied weights appear once
 gathering a shard is a collective; at most one bucket is gathered at a time beyond what the consumer keeps.
 """
 
-from collections.abc import Iterator
+from __future__ import annotations
 
-import torch
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
-from asyncrl.engine.base import buckets
+from asyncrl.engine.base import BUCKET_BYTES, buckets
 
-BUCKET_BYTES = 256 * 2**20
-"""Parameters gathered together under ZeRO-3; a larger one is gathered alone."""
+if TYPE_CHECKING:
+    from asyncrl.engine.transfer import WeightSource
 
 
 def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
@@ -20,17 +23,31 @@ def full_shape(parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def _full_nbytes(parameter: nn.Parameter) -> int:
-    return torch.Size(full_shape(parameter)).numel() * parameter.element_size()
-
-
 def full_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Each parameter's name and whole value, detached, in the order of ``named_parameters``."""
     import deepspeed  # only where shards can exist
 
-    for bucket in buckets(module.named_parameters(), lambda item: _full_nbytes(item[1]), BUCKET_BYTES):
+    def nbytes(named: tuple[str, nn.Parameter]) -> int:
+        return math.prod(full_shape(named[1])) * named[1].element_size()
+
+    for bucket in buckets(module.named_parameters(), nbytes, BUCKET_BYTES):
         sharded = [parameter for _, parameter in bucket if hasattr(parameter, "ds_id")]
         with deepspeed.zero.GatheredParameters(sharded, enabled=bool(sharded)):
             # Only views leave here: ZeRO-3 drops its own reference at the end and never writes into the storage.
             whole = [(name, parameter.data) for name, parameter in bucket]
         yield from whole
+
+
+def weight_source(module: nn.Module) -> WeightSource:
+    """The sending end of a publish: every iteration reads the current values."""
+    # vLLM takes seconds to import, and only a publish needs it.
+    from asyncrl.engine.transfer import ParamMeta, WeightSource
+
+    class Source(WeightSource):
+        def metadata(self) -> list[ParamMeta]:
+            return [ParamMeta(name, p.dtype, full_shape(p)) for name, p in module.named_parameters()]
+
+        def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+            return full_weights(module)
+
+    return Source()

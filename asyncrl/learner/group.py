@@ -24,10 +24,6 @@ GRACE_S = 5.0
 """How long the other ranks may take to report once one has failed: the first to fail may only have lost its peer."""
 
 
-DISCARDS = 50
-"""Tries to remove what an interrupted save has left, 0.1 s apart: a killed rank may write for a moment longer."""
-
-
 class LearnerError(RuntimeError):
     """A learner rank failed; the group has been ended."""
 
@@ -35,8 +31,7 @@ class LearnerError(RuntimeError):
 class LearnerGroup:
     """Made by :meth:`create`, ready after :meth:`start`. Calls are made one after another, never two at a time.
 
-    Raises:
-        LearnerError: from every call, if a rank fails in it or the group has ended.
+    Raises LearnerError: from every call, if a rank fails in it or the group has ended.
     """
 
     def __init__(self, ranks: Sequence[Any], config: LearnerConfig) -> None:
@@ -59,22 +54,17 @@ class LearnerGroup:
         Args:
             model_path: folder of the model to train, which is also the reference of the divergence.
             algo: the loss of ``update``; None for supervised training only, without a reference model.
-            dtype: ``"float32"`` or ``"bfloat16"``.
             temperature: the one the responses are sampled at.
         """
-        env = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        env = {}
         if not learner.gpus:
             env["DS_ACCELERATOR"] = "cpu"
         if learner.threads:
             env["OMP_NUM_THREADS"] = str(learner.threads)
-        actor = ray.remote(LearnerRank)
-        ranks = [
-            actor.options(
-                num_cpus=learner.cpus, num_gpus=learner.gpus, max_restarts=0, runtime_env={"env_vars": env}
-            ).remote(rank, model_path, learner, algo, dtype, temperature, seed)
-            for rank in range(learner.world_size)
-        ]
-        return cls(ranks, learner)
+        actor: Any = ray.remote(LearnerRank)
+        actor = actor.options(num_cpus=learner.cpus, num_gpus=learner.gpus, runtime_env={"env_vars": env})
+        numbers = range(learner.world_size)
+        return cls([actor.remote(i, model_path, learner, algo, dtype, temperature, seed) for i in numbers], learner)
 
     async def start(self) -> None:
         """Load the model on all ranks and build their engines."""
@@ -85,8 +75,7 @@ class LearnerGroup:
     async def update(self, batch: Sequence[ray.ObjectRef]) -> dict[str, float]:
         """Train on a batch of groups; each reference holds one group's ``list[TurnSample]``.
 
-        Returns:
-            The figures of :func:`asyncrl.learner.report.merge`.
+        Returns the figures of :func:`asyncrl.learner.report.merge`.
         """
         return merge(await self._call("update", list(batch)))
 
@@ -110,19 +99,17 @@ class LearnerGroup:
     async def send_weights(self, members: Sequence[int]) -> dict[int, str]:
         """Hand the current weights to the connected generators of these indices, which must be paused.
 
-        Returns:
-            The indices of those that do not hold the weights whole, with the reason (empty: only because another
-            failed, in a transfer that takes all or none).
+        Returns the indices of those that do not hold the weights whole, with the reason (empty: only because another
+        failed, in a transfer that takes all or none).
         """
-        sent: list[dict[int, str]] = await self._call("send_weights", list(members))
-        return sent[0]
+        return (await self._call("send_weights", list(members)))[0]
 
     async def save(self, path: str) -> None:
         """Write a checkpoint folder that Transformers and vLLM load; it appears at ``path`` whole or not at all."""
         try:
             await self._call("save", path)
         except BaseException:
-            for _ in range(DISCARDS):
+            for _ in range(50):  # a killed rank may write for a moment longer
                 if checkpoint.discard_partial(path):
                     break
                 await asyncio.sleep(0.1)
@@ -148,7 +135,7 @@ class LearnerGroup:
             raise LearnerError(f"learner group has ended: {self._ended}")
         timeout_s = self._config.update_timeout_s if timeout_s is None else timeout_s
         refs = [getattr(rank, method).remote(*args) for rank in (self._ranks if ranks is None else ranks)]
-        tasks = [asyncio.ensure_future(_result(ref)) for ref in refs]
+        tasks = [asyncio.ensure_future(ref) for ref in refs]
         try:
             await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
             if _failures(tasks):
@@ -175,11 +162,7 @@ class LearnerGroup:
                 task.cancel()
 
 
-async def _result(ref: ray.ObjectRef) -> Any:
-    return await ref
-
-
-def _failures(tasks: Sequence[asyncio.Task[Any]]) -> dict[int, BaseException]:
+def _failures(tasks: Sequence[asyncio.Future[Any]]) -> dict[int, BaseException]:
     return {
         rank: error
         for rank, task in enumerate(tasks)

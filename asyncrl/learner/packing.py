@@ -19,19 +19,8 @@ def plan(lengths: Sequence[int], tokens_per_micro_batch: int, world_size: int) -
     its longest). The number of cuts is the least that keeps the budget, rounded up to whole rounds of all ranks; the
     cuts are then placed so that the largest micro-batch is as small as it can be.
 
-    Args:
-        lengths: tokens of each row; a row above the budget gets a micro-batch of its own.
-
-    Raises:
-        ValueError: a length below 1, or a budget or world size below 1.
+    ``lengths``: tokens of each row; a row above the budget gets a micro-batch of its own.
     """
-    if tokens_per_micro_batch < 1 or world_size < 1:
-        raise ValueError(
-            f"tokens_per_micro_batch and world_size must be at least 1, got {tokens_per_micro_batch} and {world_size}"
-        )
-    short = next((row for row, length in enumerate(lengths) if length < 1), None)
-    if short is not None:
-        raise ValueError(f"every row needs at least one token; row {short} has {lengths[short]}")
     line = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     rounds = -(-len(_cut(line, lengths, tokens_per_micro_batch)) // world_size)
     low, high = 1, tokens_per_micro_batch

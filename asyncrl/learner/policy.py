@@ -15,8 +15,7 @@ from asyncrl.model.load import load_causal_lm
 
 def load(path: str, dtype: str, device: torch.device) -> PreTrainedModel:
     """The causal language model in folder ``path``, on ``device`` and set up for packed rows."""
-    model = load_causal_lm(path, dtype, attention.NAME)
-    return model.to(device)
+    return load_causal_lm(path, dtype, attention.NAME).to(device)
 
 
 def logprobs(model: nn.Module, packed: Packed, temperature: float, entropy_grad: bool = False) -> tuple[Tensor, Tensor]:

@@ -6,21 +6,21 @@ tokens stay in, and DeepSpeed's mean over the ranks is undone once; log-probs re
 methods are called on all ranks together, except ``listen``.
 """
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import ray
 import torch
 from torch import Tensor
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported from C
+from transformers import set_seed
 
 from asyncrl.algo.loss import LossSum, cross_entropy, policy_loss
 from asyncrl.config.algo import AlgoConfig
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.learner import checkpoint, policy, zero
 from asyncrl.learner.batch import PADDING, Packed, Row, columns, digests, pack, row_of, weight
+from asyncrl.learner.gather import weight_source
 from asyncrl.learner.packing import plan, split_groups
 from asyncrl.learner.report import RankReport
 from asyncrl.types import TurnSample
@@ -51,17 +51,14 @@ class LearnerRank:
     def listen(self) -> tuple[str, int]:
         """Rank 0 only: open the address at which the ranks meet."""
         host = ray.util.get_node_ip_address()
-        store = TCPStore(host, 0, self._learner.world_size, is_master=True, wait_for_workers=False)
-        self._store = store
-        return host, store.port
+        self._store = TCPStore(host, 0, self._learner.world_size, is_master=True, wait_for_workers=False)
+        return host, self._store.port
 
     def start(self, host: str, port: int) -> None:
         """Meet the other ranks, load the model (and the reference, if the loss needs one) and build the engine."""
         if self._learner.threads:
             torch.set_num_threads(self._learner.threads)
-        random.seed(self._seed)
-        np.random.seed(self._seed % 2**32)
-        torch.manual_seed(self._seed)
+        set_seed(self._seed % 2**32)
         world_size = self._learner.world_size
         store = self._store or TCPStore(host, port, world_size, is_master=False)
         self.device = torch.device("cuda", 0) if self._learner.gpus else torch.device("cpu")
@@ -81,18 +78,18 @@ class LearnerRank:
         The batch is split into ``updates_per_batch`` optimizer steps of whole groups. A step without any trained token
         is left out and not counted.
         """
-        if self._algo is None:
-            raise RuntimeError("this learner group was started without an AlgoConfig and can only run sft_step")
+        algo = self._algo
+        assert algo is not None, "this learner group was started for supervised training only"
         groups: list[list[TurnSample]] = ray.get(list(batch), timeout=self._learner.update_timeout_s)
         self.rows += sum(map(len, groups))
         report = RankReport()
         parts = split_groups(len(groups), self._learner.updates_per_batch)
         steps = [samples for part in parts if weight(samples := [s for i in part for s in groups[i]])]
         # Log-probs before the first step changes the policy; that step itself needs none, its own are those.
-        later = steps[1:] if self._algo.proximal == "recomputed" else []
+        later = steps[1:] if algo.proximal == "recomputed" else []
         anchors = [[x for _, x in self._forward([row_of(s) for s in step], self._temperature)] for step in later]
         for samples, known in zip(steps, [[]] * (len(steps) - len(later)) + anchors, strict=True):
-            part = self._policy_part(samples, known, report)
+            part = self._policy_part(samples, algo, known, report)
             self._step([row_of(s) for s in samples], weight(samples), part, report)
         return report
 
@@ -115,8 +112,7 @@ class LearnerRank:
     ) -> dict[int, list[float]]:
         """Log-probs of ``ids[start:]`` given what precedes each, for this rank's share of the (ids, start) pairs.
 
-        Returns:
-            Lists by index into ``sequences``; the ranks' results together cover all of them.
+        Returns lists by index into ``sequences``; the ranks' results together cover all of them.
         """
         rows = [Row(ids[:start], ids[start:]) for ids, start in sequences]
         result: dict[int, list[float]] = {}
@@ -129,22 +125,17 @@ class LearnerRank:
     def connect(self, generators: Sequence[Any], timeout_s: float) -> None:
         """Set up weight transfer to the generators' actor handles; a learner with part of a GPU shares it with them.
 
-        Args:
-            timeout_s: longest a single call to the generators may take in a publish.
+        ``timeout_s``: longest a single call to the generators may take in a publish.
         """
         # Imported here: vLLM takes seconds to import and supervised training does without.
         from asyncrl.engine.transfer import Sender, backend_for
-        from asyncrl.learner.source import LearnerSource
 
-        source = LearnerSource(self.engine.module)
+        source = weight_source(self.engine.module)
         self._sender = Sender(backend_for(self._learner.gpus), generators, source, self.rank, timeout_s)
 
     def send_weights(self, members: Sequence[int]) -> dict[int, str]:
         """Hand the current weights to the generators of these indices; returns who failed and why."""
-        if self._sender is None:
-            raise RuntimeError("connect the learner group to its generators before sending weights")
-        failed: dict[int, str] = self._sender.send(members)
-        return failed
+        return self._sender.send(members)
 
     def save(self, path: str) -> None:
         checkpoint.save(self.engine, self._model_path, path, {"updates": self.updates, "rows": self.rows})
@@ -171,27 +162,21 @@ class LearnerRank:
             yield members, policy.logprobs(self.engine, packed, temperature)[0]
 
     def _policy_part(
-        self, samples: Sequence[TurnSample], proximal: Sequence[Tensor], report: RankReport
+        self, samples: Sequence[TurnSample], algo: AlgoConfig, proximal: Sequence[Tensor], report: RankReport
     ) -> Callable[[Packed, list[int]], LossSum]:
-        algo = self._algo
-        assert algo is not None
         anchors = iter(proximal)  # in the order of the micro-batches
 
         def part(packed: Packed, members: list[int]) -> LossSum:
             chosen = [samples[i] for i in members] or [PADDING]
             _compare(chosen, packed, report)
             logprobs, entropy = policy.logprobs(self.engine, packed, self._temperature, algo.entropy_coef > 0)
-            reference = self._reference_logprobs(packed)
+            reference = None
+            if self._reference is not None:  # no weight of it asks for a gradient
+                reference, _ = policy.logprobs(self._reference, packed, self._temperature)
             known = columns(chosen, self.device, next(anchors, None))
             return policy_loss(known, logprobs, entropy, reference, algo)
 
         return part
-
-    def _reference_logprobs(self, packed: Packed) -> Tensor | None:
-        if self._reference is None:
-            return None
-        with torch.no_grad():
-            return policy.logprobs(self._reference, packed, self._temperature)[0]
 
     def _step(
         self,

@@ -10,8 +10,7 @@ class ModelNotFound(ValueError):
 def check_model_folder(path: str | Path) -> Path:
     """``path``, if it looks like a model in Hugging Face format.
 
-    Raises:
-        ModelNotFound: no such folder; no configuration; no weights; no tokenizer.
+    Raises ModelNotFound: no such folder; no configuration; no weights; no tokenizer.
     """
     folder = Path(path)
     if not folder.is_dir():

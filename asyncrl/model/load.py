@@ -7,12 +7,9 @@ names it, what is missing, and what to do.
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from asyncrl.model.folder import check_model_folder
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_tokenizer(path: str | Path) -> Any:
@@ -32,13 +29,8 @@ def load_tokenizer(path: str | Path) -> Any:
 
 
 def load_causal_lm(path: str | Path, dtype: str = "float32", attention: str = "sdpa") -> PreTrainedModel:
-    """The language model of a model folder, on the CPU, in ``dtype`` (``"float32"`` or ``"bfloat16"``).
-
-    Raises:
-        ModelNotFound: see :func:`check_model_folder`.
-    """
+    """The language model of a model folder, on the CPU, in ``dtype`` (``"float32"`` or ``"bfloat16"``)."""
     folder = check_model_folder(path)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=DTYPES[dtype], attn_implementation=attention, local_files_only=True
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=attention, local_files_only=True
     )
-    return model

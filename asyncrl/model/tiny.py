@@ -28,9 +28,6 @@ CHAT_TEMPLATE = (
 WORDS = Regex(r" ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]|\n+|\s")
 """What merges stay within: a word or a sign with the space before it, one digit, a run of line ends."""
 
-INITIALIZER_RANGE = 0.1
-"""Standard deviation of the random weights: at a width of about 100, the usual 0.02 learns several times slower."""
-
 
 def train_tokenizer(texts: Iterable[str], vocab: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of at most ``vocab`` tokens, all 256 bytes among them."""
@@ -58,11 +55,7 @@ def train_tokenizer(texts: Iterable[str], vocab: int) -> PreTrainedTokenizerFast
 
 
 def make_tiny(path: str | Path, config: TinyConfig, texts: Iterable[str], seed: int = 0) -> Path:
-    """Write tokenizer and model to ``path``.
-
-    Args:
-        texts: what the tokenizer is trained on, e.g. ``asyncrl.coldstart.texts.environment_texts``.
-    """
+    """Write model and tokenizer to ``path``; ``texts`` (of ``coldstart.texts``) are what the latter is trained on."""
     folder = Path(path)
     tokenizer = train_tokenizer(texts, config.vocab)
     tokenizer.model_max_length = config.max_length
@@ -79,7 +72,7 @@ def make_tiny(path: str | Path, config: TinyConfig, texts: Iterable[str], seed: 
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        initializer_range=INITIALIZER_RANGE,
+        initializer_range=0.1,  # at a width of about 100, the usual 0.02 learns several times slower
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -38,8 +38,6 @@ MALFORMED: tuple[str, ...] = (
 )
 """Actions no environment expects; each must be answered in the observation."""
 INADMISSIBLE = "juggle the moon"
-INADMISSIBLE_SHARE = 0.1
-SUBPROCESS_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +73,7 @@ class Report:
 def check(spec: EnvSpec, split: str = "train", tasks: int = 3, seed: int = 0) -> Report:
     """Verify an environment on ``tasks`` tasks of a split, drawn by ``seed``.
 
-    Raises:
-        ValueError: the spec cannot be loaded, or refuses its options; everything else is a failed check.
+    Raises ValueError: the spec cannot be loaded, or refuses its options; everything else is a failed check.
     """
     spec.make().close()
     run = _Run(spec, split, tasks, seed)
@@ -219,10 +216,8 @@ class _Run:
             raise _Skip("can_snapshot is False; branches are replayed")
         spent: list[float] = []
         with closing(self.spec.make()) as env, closing(self.spec.make()) as copy:
-            for trace in self.traces:
-                stem = _stem(trace)
-                _repeat(env, stem, "the parent's own path")
-                actions, kept = env.list_actions(), env.snapshot()
+            for trace, stem, actions in self._forks(env):
+                kept = env.snapshot()
                 pickled = pickle.dumps(kept)
                 _go_on(env, trace, stem, "after a snapshot was taken")
                 for where, target, value in (
@@ -246,15 +241,21 @@ class _Run:
         spent, steps = 0.0, 0
         with closing(self.spec.make()) as env, closing(self.spec.make()) as other:
             other.reset(self.tasks[0])  # a first reset may start a process, which is not what a branch costs
-            for trace in self.traces:
-                stem = _stem(trace)
-                _repeat(env, stem, "the parent's own path")
-                actions, start = env.list_actions(), time.perf_counter()
+            for trace, stem, actions in self._forks(env):
+                start = time.perf_counter()
                 _repeat(other, stem, "a branch", actions)
                 spent, steps = spent + time.perf_counter() - start, steps + len(stem.steps)
                 _go_on(other, trace, stem, "replayed")
         self.figures["branch_ms"] = 1000 * spent / len(self.traces)
         return f"{len(self.traces)} branches, {steps} replayed steps, verified and continued exactly"
+
+    def _forks(self, env: Env) -> Iterator[tuple[Trace, Trace, tuple[str, ...] | None]]:
+        """Bring ``env`` to the middle of each episode; gives the whole, its first half and what is admissible there."""
+        for trace in self.traces:
+            half = len(trace.steps) // 2
+            stem = Trace(trace.task, trace.first, trace.actions[:half], trace.steps[:half])
+            _repeat(env, stem, "the parent's own path")
+            yield trace, stem, env.list_actions()
 
     def expert(self) -> str:
         claimed = reached = 0
@@ -291,13 +292,12 @@ def _reset_elsewhere(spec: EnvSpec, tasks: Sequence[Task], salt: str) -> list[Ob
             input=pickle.dumps(partial(first_observations, spec, tasks)),
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": salt},
             capture_output=True,
-            timeout=SUBPROCESS_TIMEOUT_S,
+            timeout=300,
             check=False,
         )
         said = done.stderr.decode(errors="replace")[-300:]
         _require(done.returncode == 0, f"a new process cannot reset it: {said}")
-        seen: list[Observation] = pickle.loads(out.read())
-    return seen
+        return pickle.loads(out.read())
 
 
 def _random_episode(env: Env, task: Task) -> Trace:
@@ -306,7 +306,7 @@ def _random_episode(env: Env, task: Task) -> Trace:
     _require_observation(trace.first, "reset")
     for _ in range(env.max_turns):
         admissible: Sequence[str] = trace.last.actions or env.list_actions() or MALFORMED[:2]
-        action = INADMISSIBLE if rng.random() < INADMISSIBLE_SHARE else rng.choice(admissible)
+        action = INADMISSIBLE if rng.random() < 0.1 else rng.choice(admissible)
         step = env.step(action)
         _require_step(step, f"action {action[:40]!r}")
         _require(step.observation.goal == trace.first.goal, f"task {task.id}: the goal changed within the episode")
@@ -314,12 +314,6 @@ def _random_episode(env: Env, task: Task) -> Trace:
         if step.done:
             break
     return trace
-
-
-def _stem(trace: Trace) -> Trace:
-    """The first half of a trace: a branch starts at its end."""
-    fork = len(trace.steps) // 2
-    return Trace(trace.task, trace.first, trace.actions[:fork], trace.steps[:fork])
 
 
 def _repeat(env: Env, trace: Trace, where: str, actions_at_end: tuple[str, ...] | None = None) -> None:

@@ -23,11 +23,9 @@ def play(
         task_id: None plays the first training task.
         read: asks for the next action, given the prompt to show.
 
-    Returns:
-        The last step, or None where none was taken.
+    Returns the last step, or None where none was taken.
 
-    Raises:
-        ValueError: the environment has no such task or cannot be made.
+    Raises ValueError: the environment has no such task or cannot be made.
     """
     with closing(spec.make()) as env:
         task = Task(spec.name, env.tasks("train")[0] if task_id is None else task_id, seed)

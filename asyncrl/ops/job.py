@@ -45,8 +45,6 @@ HEADLINE = (
     "sft/loss",
 )
 """What the terminal shows; the files hold everything."""
-
-
 FIXED = (
     "env.name", "env.options", "env.train_split",
     "runtime.seed", "runtime.groups_per_batch", "runtime.mode", "runtime.max_lag", "runtime.late",
@@ -63,8 +61,7 @@ def run_job(config: RunConfig, *, replace: bool = False, resume: RunDir | None =
         replace: take exactly the folder ``track.name``, moving an older run of that name aside.
         resume: the folder of a run to go on with, from its newest checkpoint, or from its start where it has none.
 
-    Raises:
-        ConfigError: the configuration cannot work here; nothing was started.
+    Raises ConfigError: the configuration cannot work here; nothing was started.
     """
     preflight(config)
     if resume is not None:
@@ -120,19 +117,15 @@ def _begin_again(config: RunConfig, run: RunDir, checkpoint: Path | None) -> Non
 
 async def _phases(config: RunConfig, run: RunDir, tracker: Tracker, checkpoint: Path | None) -> dict[str, Any]:
     cold = run.checkpoints / COLD
-    extra: dict[str, Any] = {}
     if config.sft is None:
-        model_path = base_model(config, run.path / "model")
-    else:
-        model_path = str(cold.with_suffix(""))
-        if not cold.exists():
-            base = base_model(config, run.path / "model")
-            extra = await cold_start(config, config.sft, base, cold.with_suffix(""), tracker)
-            write_atomic(cold, json.dumps({"sizes": run.sizes(), "summary": extra}))
-        extra = json.loads(cold.read_text())["summary"]
-    summary = await train(config, model_path, run, tracker, checkpoint)
-    seconds = {"sft": extra["seconds"]} if extra else {}
-    return extra | summary | {"seconds": seconds | summary["seconds"]}
+        return await train(config, base_model(config, run.path / "model"), run, tracker, checkpoint)
+    folder = cold.with_suffix("")
+    if not cold.exists():
+        outcome = await cold_start(config, config.sft, base_model(config, run.path / "model"), folder, tracker)
+        write_atomic(cold, json.dumps({"sizes": run.sizes(), "summary": outcome}))
+    outcome = json.loads(cold.read_text())["summary"]
+    summary = await train(config, str(folder), run, tracker, checkpoint)
+    return outcome | summary | {"seconds": {"sft": outcome["seconds"], **summary["seconds"]}}
 
 
 def base_model(config: RunConfig, folder: Path) -> str:

@@ -14,12 +14,9 @@ from asyncrl.model.folder import ModelNotFound, check_model_folder
 
 
 def preflight(config: RunConfig, out: Path | None = None) -> None:
-    """
-    Args:
-        out: folder that is to be made: it must not exist, or be empty.
+    """``out``: folder that is to be made: it must not exist, or be empty.
 
-    Raises:
-        ConfigError: something the run needs is missing; one line each.
+    Raises ConfigError: something the run needs is missing; one line each.
     """
     problems = [*_environment(config), *_model(config), *_reasoning(config)]
     if out is not None and out.exists() and not (out.is_dir() and not any(out.iterdir())):

@@ -32,11 +32,7 @@ def quickstart(overrides: list[str]) -> dict[str, Any]:
         f"{spec.name}: success against generated tokens",
         ("naive expert (held-out)", summary["success_expert"]),
     )
-    log.info(
-        "held-out success %.1f %% after the cold start, %.1f %% at the end (naive expert %.1f %%); %s",
-        100 * summary["success_coldstart"],
-        100 * summary["success_final"],
-        100 * summary["success_expert"],
-        run.path,
-    )
+    shares = [100 * summary[f"success_{whose}"] for whose in ("coldstart", "final", "expert")]
+    text = "held-out success %.1f %% after the cold start, %.1f %% at the end (naive expert %.1f %%); %s"
+    log.info(text, *shares, run.path)
     return summary

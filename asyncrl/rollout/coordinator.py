@@ -31,11 +31,8 @@ CHAIN = TreeConfig(roots=1, branch=1, leaves=1, criterion="none")
 
 
 class EpisodeLost(Exception):
-    """An evaluation episode has no score; ``kind`` is the cause's name (:data:`asyncrl.rollout.expansion.CAUSES`)."""
-
-    def __init__(self, kind: str, why: str) -> None:
-        super().__init__(kind, why)
-        self.kind, self.why = kind, why
+    """An evaluation episode has no score; its arguments are the cause's name
+    (:data:`asyncrl.rollout.expansion.CAUSES`) and a sentence."""
 
 
 class Coordinator:
@@ -59,8 +56,7 @@ class Coordinator:
     async def expand(self, task: Task, key: int) -> tuple[GroupSummary, list[TurnSample], GroupRecord]:
         """Grow the training forest of one task.
 
-        Raises:
-            TimeoutError: the forest took longer than ``runtime.group_timeout_s``.
+        Raises TimeoutError: the forest took longer than ``runtime.group_timeout_s``.
         """
         config = self._config
         group = await self._grow(self._expansion(task, key, config.tree, config.sampling.temperature, config.thinking))

@@ -40,11 +40,7 @@ class Expanded:
 
 class Coordinators:
     def __init__(self, handles: Mapping[str, Any], pool: Any, group_timeout_s: float) -> None:
-        """
-        Args:
-            handles: the coordinators by name.
-            pool: the environment pool that they lease slots of.
-        """
+        """``handles``: the coordinators by name, which lease slots of ``pool``."""
         self._handles, self._pool = dict(handles), pool
         self._timeout_s = group_timeout_s + GRACE_S
         self._load: Counter[str] = Counter()
@@ -64,8 +60,7 @@ class Coordinators:
     async def evaluate(self, task: Task, key: int) -> GroupSummary:
         """One evaluation episode of ``task``. Raises as ``expand``."""
         async with self._taken(f"an episode of {task.env}/{task.id}") as handle:
-            summary: GroupSummary = await handle.evaluate.remote(task, key)
-            return summary
+            return await handle.evaluate.remote(task, key)
 
     @asynccontextmanager
     async def _taken(self, what: str) -> AsyncIterator[Any]:

@@ -17,7 +17,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from asyncrl.config.env import LatencyConfig
 from asyncrl.engine.waits import bounded, now
 from asyncrl.env import EnvSpec
 from asyncrl.rollout.env_worker import EnvWorker
@@ -50,10 +49,8 @@ class EnvPool:
     slots: a lost worker counts all its slots, an environment that raised counts one.
     """
 
-    def __init__(
-        self, spec: EnvSpec, workers: int, slots: int, restart_limit: int = 20, latency: LatencyConfig | None = None
-    ) -> None:
-        self._spec, self._slots, self._limit, self._latency = spec, slots, restart_limit * slots, latency
+    def __init__(self, spec: EnvSpec, workers: int, slots: int, restart_limit: int = 20) -> None:
+        self._spec, self._slots, self._limit = spec, slots, restart_limit * slots
         self._workers = [self._spawn() for _ in range(workers)]
         self._free = deque(Lease(worker, i, slot) for slot in range(slots) for i, worker in enumerate(self._workers))
         self._waiting: deque[tuple[str, asyncio.Future[Lease | None]]] = deque()
@@ -67,7 +64,7 @@ class EnvPool:
     def _spawn(self) -> Any:
         # Threads enough that a step never waits for the pool's own questions, one a slot and two more, nor they for it.
         worker = ray.remote(EnvWorker).options(num_cpus=WORKER_CPUS, max_concurrency=2 * self._slots + 2)
-        return worker.remote(self._spec, self._slots, self._latency)
+        return worker.remote(self._spec, self._slots)
 
     async def ready(self) -> bool:
         """Returns when every worker answers."""
@@ -155,11 +152,9 @@ class EnvPool:
     async def fail(self, lease: Lease, cause: str) -> bool:
         """The worker of ``lease`` cannot be trusted any more: replace it.
 
-        Returns:
-            False where the lease was void already: the worker was replaced for another slot's failure.
+        Returns False where the lease was void already: the worker was replaced for another slot's failure.
 
-        Raises:
-            RuntimeError: environments keep failing; something is wrong with the environment itself.
+        Raises RuntimeError: environments keep failing; something is wrong with the environment itself.
         """
         if not self._end(lease):
             return False

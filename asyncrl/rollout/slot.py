@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 POOL_TIMEOUT_S = 60.0
 """The pool answers at once, except that it waits for an environment to close; see ``pool.CLOSE_TIMEOUT_S``."""
+_BACKGROUND: set[asyncio.Task[None]] = set()
+"""The event loop keeps only weak references to tasks."""
 
 
 class SlotLost(Exception):
@@ -95,7 +97,9 @@ class Slot:
         """Give the slot back, in the background; idempotent, and a no-op for a lost one."""
         if self._held:
             self._held = False
-            _in_background(self._give_back())
+            task = asyncio.ensure_future(self._give_back())
+            _BACKGROUND.add(task)
+            task.add_done_callback(_BACKGROUND.discard)
 
     async def _do(self, method: str, *args: Any, timeout_s: float | None = None) -> Any:
         if not self._held:
@@ -150,13 +154,3 @@ async def _answer(asked: Awaitable[Any], what: str, wait_s: float = 0.0) -> Any:
 def _return_unused(pool: Any, asked: asyncio.Future[Lease | None]) -> None:
     if not asked.cancelled() and asked.exception() is None and (lease := asked.result()) is not None:
         Slot(pool, lease, 0.0).release()
-
-
-_BACKGROUND: set[asyncio.Task[None]] = set()
-"""The event loop keeps only weak references to tasks."""
-
-
-def _in_background(work: Coroutine[Any, Any, None]) -> None:
-    task = asyncio.get_running_loop().create_task(work)
-    _BACKGROUND.add(task)
-    task.add_done_callback(_BACKGROUND.discard)

@@ -1,7 +1,9 @@
-"""The numbers of a completed group. Invariant: they are a function of the group alone, and small."""
+"""The numbers of a completed group, and their sums. Invariant: they are a function of the groups alone, and small."""
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Self
 
 from asyncrl.algo.staleness import spread
 from asyncrl.types import Group, token_digest
@@ -40,6 +42,50 @@ class GroupSummary(Sums):
     thinking: dict[str, list[float]]
     """Of the turns that the engine measured: their ``phi`` and ``tokens`` of thinking; and ``gamma``, the change of phi
     from each turn to the next, or ``gamma_mixed`` where another version made that one."""
+
+
+@dataclass
+class Tally(Sums):
+    """Sums over groups in any order; shares are worked out from them, and are 0 of nothing."""
+
+    groups: int = 0
+    leaves_max: int = 0
+    """Most leaves of one group."""
+    counters: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, summaries: Iterable[GroupSummary]) -> Self:
+        tally = cls()
+        for summary in summaries:
+            tally.add(summary)
+        return tally
+
+    def add(self, summary: GroupSummary) -> None:
+        for each in fields(Sums):
+            setattr(self, each.name, getattr(self, each.name) + getattr(summary, each.name))
+        self.groups += 1
+        self.leaves_max = max(self.leaves_max, summary.leaves)
+        self.counters.update(summary.counters)
+
+    @property
+    def success(self) -> float:
+        """Share of leaves."""
+        return self.successes / max(1, self.leaves)
+
+    @property
+    def valid(self) -> float:
+        """Share of turns."""
+        return self.valid_turns / max(1, self.turns)
+
+    @property
+    def branched(self) -> float:
+        """Share of turns."""
+        return self.branched_turns / max(1, self.turns)
+
+    @property
+    def leaf_turns_mean(self) -> float:
+        """Turns of a root-to-leaf path."""
+        return self.leaf_turns / max(1, self.leaves)
 
 
 def summarise(group: Group, probe_tokens: int) -> GroupSummary:

@@ -35,11 +35,7 @@ class Admission:
         """Groups outstanding at once."""
 
     def may_admit(self, outstanding: int) -> bool:
-        """Whether one more task may start at the current version.
-
-        Args:
-            outstanding: groups running, ready or in the batch being trained now.
-        """
+        """Whether one more task may start beside ``outstanding`` groups: running, ready or being trained now."""
         return outstanding < self.most
 
     def choose(

@@ -22,7 +22,6 @@ from asyncrl.rollout.coordinators import Expanded
 from asyncrl.runtime.state import RunState
 
 SAVE_TIMEOUT_S = 600
-PARTIAL = ".*version-*"
 
 
 class Checkpoints:
@@ -50,13 +49,12 @@ class Checkpoints:
             groups = partial / "run" / "groups"
             groups.mkdir(parents=True)
             (groups.parent / "run.json").write_text(run)
+            kept = [
+                recorder.keep.remote(str(groups / f"{key}.pkl"), group.summary, group.samples, group.record)
+                for key, group in ready.items()
+            ]
             async with bounded(SAVE_TIMEOUT_S, "saving the groups that wait for training"):
-                await asyncio.gather(
-                    *(
-                        recorder.keep.remote(str(groups / f"{key}.pkl"), group.summary, group.samples, group.record)
-                        for key, group in ready.items()
-                    )
-                )
+                await asyncio.gather(*kept)
             if path.exists():
                 self._withdraw(path)
             partial.rename(path)
@@ -71,15 +69,14 @@ class Checkpoints:
         path.rename(path.with_name(f".old-{path.name}"))  # removed whole, or not under its name
 
     def _discard(self) -> None:
-        for partial in self._folder.glob(PARTIAL):
+        for partial in self._folder.glob(".*version-*"):
             shutil.rmtree(partial, ignore_errors=True)
 
 
 def read_facts(checkpoint: Path) -> dict[str, Any]:
     """What ``save`` wrote beside the model: ``state`` and the run's own facts.
 
-    Raises:
-        FileNotFoundError: a checkpoint without the driver's state, e.g. one of a cold start.
+    Raises FileNotFoundError: a checkpoint without the driver's state, e.g. one of a cold start.
     """
     return json.loads((checkpoint / "run" / "run.json").read_text())
 

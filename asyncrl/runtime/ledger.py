@@ -57,21 +57,13 @@ class Ledger:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries.values())
 
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def count(self, outcome: str) -> int:
-        return sum(entry.outcome == outcome for entry in self)
-
     def bias(self) -> dict[str, float]:
         """Whether training sees fewer long or hard tasks than came to an end, as it does where late ones are dropped.
 
         A task is long if its attempt took longer than the median of all so far, and hard if no leaf is known to have
         succeeded: what is left out must not look easier than it may be.
 
-        Returns:
-            ``bias/{long,hard}_{ended,trained}``, shares that are equal where every task is trained; a share of nothing
-            is left out.
+        Returns shares ``bias/{long,hard}_{ended,trained}``, equal where all are trained; one of nothing is left out.
         """
         middle = median(entry.seconds for entry in self) if self.entries else 0.0
         shares: dict[str, float] = {}

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from asyncrl.config.run import RunConfig
 from asyncrl.engine.fleet import GeneratorDied
-from asyncrl.engine.waits import bounded
+from asyncrl.engine.waits import bounded, now
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.rollout.coordinators import GRACE_S
 from asyncrl.runtime.admission import Admission
@@ -74,7 +74,7 @@ class Loop:
         self.state = state
 
     async def run(self) -> None:
-        now, state = asyncio.get_running_loop().time, self.state
+        state = self.state
         async with asyncio.TaskGroup() as self._expansions:
             while state.version < self._config.runtime.versions:
                 times = [now()]
@@ -101,15 +101,15 @@ class Loop:
         while state.outstanding < wanted and self._admission.may_admit(state.outstanding):
             attempt = state.admit(self._sampler.task)
             expansion = self._expansions.create_task(self._expand(attempt))
-            self._expanding[attempt.key] = expansion, asyncio.get_running_loop().time()
+            self._expanding[attempt.key] = expansion, now()
         self._note_blocked(state.outstanding < wanted)
 
     def _note_blocked(self, blocked: bool) -> None:
         """Count the time in which the bound, not the end of the run, keeps another task from starting."""
-        now = asyncio.get_running_loop().time()
+        at = now()
         if self._blocked_since is not None:
-            self.state.seconds["admission_blocked"] += now - self._blocked_since
-        self._blocked_since = now if blocked else None
+            self.state.seconds["admission_blocked"] += at - self._blocked_since
+        self._blocked_since = at if blocked else None
 
     async def _expand(self, attempt: Attempt) -> None:
         """Grow the task's forest; keep the group until it is trained, or admit the task again."""
@@ -153,7 +153,7 @@ class Loop:
         expansion, began = self._expanding.pop(attempt.key)
         if outcome == LATE:
             expansion.cancel()
-        self.state.give_up(attempt.key, outcome, cause, asyncio.get_running_loop().time() - began)
+        self.state.give_up(attempt.key, outcome, cause, now() - began)
 
     async def _next_batch(self) -> None:
         """Wait until a batch can be trained without pushing another group past the lag bound, and take it."""
@@ -169,7 +169,10 @@ class Loop:
                     self._give_up(state.running[key], LATE, f"not done within {self._admission.max_lag} versions")
                 return state.take(choice.batch)
             if self._system.fleet.fenced:
-                if not await self._changes_within(patience):
+                try:
+                    async with asyncio.timeout(patience):
+                        await self._changed.wait()
+                except TimeoutError:
                     await self._refit()
                     patience *= 2
                 continue
@@ -188,18 +191,10 @@ class Loop:
         except RuntimeError as error:  # fenced still, until this or the next publish serves them
             log.warning("refitting fenced generators: %s", error)
 
-    async def _changes_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._changed.wait()
-        except TimeoutError:
-            return False
-
     async def _train(self) -> tuple[dict[str, float], dict[str, float], dict[str, list[float]]]:
         """Update on the batch's turn samples, and record it; expansions go on meanwhile.
 
-        Returns:
-            The learner's figures; metrics; histograms.
+        Returns the learner's figures; metrics; histograms.
         """
         state, groups = self.state, [ready.group for ready in self.state.training]
         learned = await self._learner.update([group.samples for group in groups])

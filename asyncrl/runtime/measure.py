@@ -4,17 +4,23 @@ Invariants: lags come from the engine's own version spans, and their parts add u
 formula's prediction stand side by side under names of their own.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.algo.staleness import Lag, expected_lag, split_lags, spread, stale_share
+from asyncrl.evaluate.episodes import EvalReport
 from asyncrl.learner.packing import split_groups
-from asyncrl.rollout.summary import GroupSummary
-from asyncrl.rollout.tally import Tally
+from asyncrl.rollout.summary import GroupSummary, Tally
+from asyncrl.runtime.ledger import TRAINED
+
+if TYPE_CHECKING:
+    from asyncrl.runtime.state import RunState
 
 Trained = tuple[GroupSummary, int]
 """A group of a training batch, and the learner's version when it completed."""
@@ -26,8 +32,6 @@ class Totals(Tally):
 
     lost: int = 0
     """Attempts lost to infrastructure; ``counters`` holds theirs too."""
-    digests_checked: int = 0
-    digest_mismatches: int = 0
     logprob_gap_max: float = 0.0
     lags: Counter[int] = field(default_factory=Counter)
     """Turn samples by lag in versions."""
@@ -38,12 +42,11 @@ class Totals(Tally):
             self.add(summary)
             for lag, turns in split_lags(summary.spans, done, version).items():
                 self.lags[lag.total] += turns
-        self.digests_checked += int(learned["digests_checked"])
-        self.digest_mismatches += int(learned["digest_mismatches"])
+        self.counters.update({name: int(learned[name]) for name in ("digests_checked", "digest_mismatches")})
 
     def summary(self) -> dict[str, Any]:
         """Under the names of the run's summary."""
-        names = ("branches_verified", "replayed_steps", "replay_mismatches")
+        names = "branches_verified", "replayed_steps", "replay_mismatches", "digests_checked", "digest_mismatches"
         return {name: self.counters[name] for name in names} | {
             "groups": self.groups,
             "groups_lost": self.lost,
@@ -57,8 +60,6 @@ class Totals(Tally):
             "leaves_max": self.leaves_max,
             "branched_turn_share": self.branched,
             "branch_restore_ms_mean": self.counters["branch_restore_ms"] / max(1, self.counters["branches_verified"]),
-            "digests_checked": self.digests_checked,
-            "digest_mismatches": self.digest_mismatches,
             "publish_logprob_gap_max": self.logprob_gap_max,
         }
 
@@ -74,8 +75,7 @@ def lag_figures(
         updates_at: updates made when each version was published.
         updates: optimizer steps the batch was trained in; a group of the k-th lags k - 1 updates more.
 
-    Returns:
-        Means and maxima, with the formula's prediction beside the measured mean; and the values as histograms.
+    Returns means and maxima, with the formula's prediction beside the measured mean; and the values as histograms.
     """
     versions: list[Lag] = []
     steps: list[Lag] = []
@@ -147,3 +147,50 @@ def thinking_figures(summaries: Sequence[GroupSummary]) -> tuple[dict[str, float
         "thinking/discarded_share": discarded / (tally.tokens + discarded),
     }
     return metrics | {f"{name}_mean": fmean(values) for name, values in histograms.items()}, histograms
+
+
+def profile(state: RunState, spent: Mapping[str, float], slots: int) -> dict[str, float]:
+    """Where time went, as shares: of the loop for learner and driver, of the engines' and slots' time for the others;
+    ``slot_waiters_mean`` is how many leaves waited for a slot.
+
+    ``spent``: what fleet and pool counted while this process ran the loop, nothing where they did not say.
+    """
+    seconds, spent = state.seconds, Counter(spent)
+    loop, slot_seconds = _loop_seconds(state), slots * spent["env_seconds"]
+    parts = {
+        "trainer_wait_share": (seconds["wait"], loop),
+        "train_share": (seconds["update"], loop),
+        "publish_share": (seconds["publish"], loop),
+        "admission_blocked_share": (seconds["admission_blocked"], loop),
+        "generator_idle_share": (spent["idle_s"], spent["seconds"]),
+        # What a worker that was replaced had counted is gone, so busy may come out below nothing.
+        "env_idle_share": (slot_seconds - max(0.0, spent["env_busy_s"]), slot_seconds),
+        "slots_leased_share": (spent["leased_s"], slot_seconds),
+        "slot_waiters_mean": (spent["acquire_wait_s"], spent["env_seconds"]),
+        "turn_samples_per_s": (state.totals.turns, loop),
+    }
+    return {name: part / whole if whole else 0.0 for name, (part, whole) in parts.items()}
+
+
+def _loop_seconds(state: RunState) -> float:
+    return state.seconds["wait"] + state.seconds["update"] + state.seconds["publish"]
+
+
+def run_summary(before: EvalReport, after: EvalReport, state: RunState, profile: dict[str, float]) -> dict[str, Any]:
+    """What ``summary.json`` says of reinforcement learning."""
+    lost = [entry for entry in state.ledger if entry.outcome != TRAINED]
+    return {
+        "success_coldstart": before.success,
+        "success_coldstart_interval": [before.success_low, before.success_high],
+        "success_final": after.success,
+        "success_final_interval": [after.success_low, after.success_high],
+        "valid_turns_coldstart": before.valid_turns,
+        "valid_turns_final": after.valid_turns,
+        "eval_episodes": after.episodes,
+        "updates": state.update,
+        "versions": state.version,
+        "tasks_given_up": {entry.position: f"{entry.env}/{entry.task}: {entry.cause}" for entry in lost},
+        **state.totals.summary(),
+        "profile": profile,
+        "seconds": {**state.seconds, "train": _loop_seconds(state)},
+    }

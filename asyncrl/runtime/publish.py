@@ -5,13 +5,13 @@ a generator is labelled with the version only once it holds all of the weights, 
 last publish: who missed it is fenced, and refitted by the next; every wait has a bound.
 """
 
-import asyncio
 import logging
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from asyncrl.engine.fleet import Fleet
+from asyncrl.engine.waits import now
 from asyncrl.learner.group import LearnerGroup
 
 log = logging.getLogger(__name__)
@@ -25,18 +25,16 @@ async def publish(
 ) -> dict[str, float]:
     """Pause, transfer, label, resume. Returns seconds a phase, and how many generators serve the version or are fenced.
 
-    Args:
-        members: indices of the generators to serve; all that live where none are given.
+    ``members``: indices of the generators to serve; all that live where none are given.
 
     Raises:
         RuntimeError: no generator holds the new weights.
         GeneratorDied: none is left.
     """
-    clock = asyncio.get_running_loop().time
-    times = [clock()]
+    times = [now()]
     try:
         paused = await fleet.pause(members)
-        times.append(clock())
+        times.append(now())
         holding, failed = await _transfer(fleet, learner, version, paused)
         if not holding and (others := [at for at in await fleet.pause(paused) if failed.get(at) == ""]):
             # Over NCCL one that fails ends the transfer for all: once more, without it.
@@ -44,10 +42,10 @@ async def publish(
             failed |= again
         if not holding:
             raise RuntimeError(f"publish: no generator holds version {version}: {failed or 'none could be paused'}")
-        times.append(clock())
+        times.append(now())
     finally:
         await fleet.resume(members)  # who missed the pause too: it must not go on with older weights
-    times.append(clock())
+    times.append(now())
     phases = zip(("pause", "transfer", "resume"), pairwise(times), strict=True)
     counts = {"publish/generators": len(fleet.living()) - len(fleet.fenced), "publish/fenced": len(fleet.fenced)}
     return {f"publish/{name}_s": end - start for name, (start, end) in phases} | counts
@@ -72,8 +70,7 @@ def logprob_gap(ours: Sequence[Sequence[float]], theirs: Iterable[Sequence[Seque
         ours: [probes][tokens], the learner's.
         theirs: [generators][probes][tokens].
 
-    Returns:
-        The largest difference, and the mean divergence of the learner from the engine (k3, in nats a token).
+    Returns the largest difference, and the mean divergence of the learner from the engine (k3, in nats a token).
     """
     gaps = [
         a - b

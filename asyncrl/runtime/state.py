@@ -110,16 +110,11 @@ class RunState:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the ready groups' bulk."""
-        facts: dict[str, Any] = STATE.dump_python(self, mode="json")
-        return facts
+        return STATE.dump_python(self, mode="json")
 
     @classmethod
     def from_json(cls, facts: Mapping[str, Any], groups: Mapping[int, Expanded]) -> "RunState":
-        """The inverse of :meth:`to_json`; forests that were growing become tasks to admit again.
-
-        Args:
-            groups: the ready groups by key.
-        """
+        """The inverse of :meth:`to_json`, given the ready groups by key; growing forests are tasks to admit again."""
         ready = {int(key): one | {"group": groups[int(key)]} for key, one in facts["ready"].items()}
         state = STATE.validate_python({**facts, "ready": ready})
         unfinished = [(attempt.position, attempt.number) for attempt in state.running.values()]

@@ -16,11 +16,12 @@ from typing import Any
 
 import ray
 
+from asyncrl.config.env import EnvConfig
 from asyncrl.config.load import ConfigError
 from asyncrl.config.run import RunConfig
 from asyncrl.engine.fleet import CONCURRENCY, Fleet
 from asyncrl.engine.waits import bounded
-from asyncrl.env import find_env
+from asyncrl.env import EnvSpec, find_env
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.rollout.coordinator import Coordinator
 from asyncrl.rollout.coordinators import Coordinators
@@ -40,6 +41,7 @@ ACTOR_ENV = {
     "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
     "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),
 }
+"""The environment of every actor's process."""
 
 UNWATCHED = {"task_events_report_interval_ms": 0, "enable_metrics_collection": False, "event_stats": False}
 """A cluster that lives for one run has no dashboard to report to: Ray need not record every actor call."""
@@ -107,26 +109,26 @@ def refuse_what_does_not_fit(config: RunConfig, resources: dict[str, float]) -> 
             )
 
 
+def slot_spec(env: EnvConfig) -> EnvSpec:
+    """What the slots hold: the configured environment, slowed down where latency is asked for."""
+    spec = find_env(env.name, env.options)
+    if env.latency is None:
+        return spec
+    return EnvSpec(env.name, "envs.delayed:Delayed", {"inner": spec, **env.latency.model_dump()})
+
+
 @asynccontextmanager
 async def system(config: RunConfig, model_path: str, learner: bool = True) -> AsyncIterator[System]:
     """Start generators, environment workers, coordinators and (for training) the learner group on ``model_path``."""
     async with AsyncExitStack() as ends:
-        spec = find_env(config.env.name, config.env.options)
-        pool = (
-            ray.remote(EnvPool)
-            .options(num_cpus=0, max_concurrency=CONCURRENCY)
-            .remote(spec, config.env.workers, config.env.slots_per_worker, latency=config.env.latency)
-        )
+        actor: Any = ray.remote(EnvPool).options(num_cpus=0, max_concurrency=CONCURRENCY)
+        pool = actor.remote(slot_spec(config.env), config.env.workers, config.env.slots_per_worker)
         ends.push_async_callback(_end, "environment pool", lambda: _closed(pool))
         fleet = Fleet.create(config.engine, model_path, config.model.dtype, config.runtime.seed, config.thinking)
         ends.push_async_callback(_end, "generators", fleet.shutdown)
-        actor: Any = ray.remote(Coordinator)
-        handles: dict[str, Any] = {
-            name: actor.options(num_cpus=0, max_concurrency=CONCURRENCY).remote(
-                name, config, model_path, fleet.handles, pool
-            )
-            for name in (f"coordinator-{i}" for i in range(config.runtime.coordinators))
-        }
+        actor = ray.remote(Coordinator).options(num_cpus=0, max_concurrency=CONCURRENCY)
+        names = [f"coordinator-{i}" for i in range(config.runtime.coordinators)]
+        handles = {name: actor.remote(name, config, model_path, fleet.handles, pool) for name in names}
         ends.callback(lambda: [ray.kill(handle) for handle in handles.values()])
         group: LearnerGroup | None = None
         if learner:

@@ -4,9 +4,7 @@ Invariants: the test split is measured by the weights in the generators, before 
 last version is always checkpointed; a resumed run goes on from its newest checkpoint as if nothing had come after it.
 """
 
-import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,14 +13,14 @@ from typing import Any, cast
 import ray
 
 from asyncrl.config.run import RunConfig
-from asyncrl.engine.waits import bounded
+from asyncrl.engine.waits import bounded, now
 from asyncrl.env import find_env
 from asyncrl.evaluate.episodes import EvalReport, evaluate
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.rollout.pool import counted
 from asyncrl.runtime.checkpoints import Checkpoints, read_facts, restore
-from asyncrl.runtime.ledger import TRAINED
 from asyncrl.runtime.loop import Loop
+from asyncrl.runtime.measure import profile, run_summary
 from asyncrl.runtime.publish import publish
 from asyncrl.runtime.recorder import Recorder
 from asyncrl.runtime.sampler import TaskSampler
@@ -44,10 +42,8 @@ async def train(
 
     A cluster must be connected (:func:`asyncrl.runtime.system.cluster`).
 
-    Args:
-        resume: a checkpoint of this run to go on from.
+    ``resume``: a checkpoint of this run to go on from.
     """
-    now = asyncio.get_running_loop().time
     started = now()
     env_class = find_env(config.env.name, config.env.options).env_class()
     sampler = TaskSampler(config.env.name, env_class.tasks(config.env.train_split), config.runtime.seed)
@@ -89,14 +85,12 @@ async def train(
         first = before or await test(0)
         began = await _counts(parts)
         await Loop(config, parts, sampler, tracker, state, record, after_publish).run()
-        spent = defaultdict(float)
-        for name, count in (await _counts(parts)).items():
-            spent[name] = count - began.get(name, 0.0)
+        spent = {name: count - began.get(name, 0.0) for name, count in (await _counts(parts)).items()}
         slots = config.env.workers * config.env.slots_per_worker
         after = await test(state.version) if config.runtime.versions else first
         async with bounded(RECORD_TIMEOUT_S, "closing trees.jsonl"):
             await recorder.close.remote()
-    return _summary(first, after, state, _profile(state, spent, slots))
+    return run_summary(first, after, state, profile(state, spent, slots))
 
 
 async def _counts(parts: System) -> dict[str, float]:
@@ -110,55 +104,4 @@ async def evaluate_split(config: RunConfig, parts: System) -> EvalReport:
     ids = env_class.tasks(config.env.test_split)[: config.eval.tasks]
     tasks = [Task(config.env.name, id, config.runtime.seed) for id in ids]
     at_once = config.env.workers * config.env.slots_per_worker
-    return await evaluate(parts.coordinators, tasks, at_once, config.eval.episodes, _every_fifth)
-
-
-def _every_fifth(done: int, total: int) -> None:
-    if done * 5 // total > (done - 1) * 5 // total:
-        log.info("evaluation: %d of %d episodes", done, total)
-
-
-def _profile(state: RunState, spent: defaultdict[str, float], slots: int) -> dict[str, float]:
-    """Where time went, as shares: of the loop for learner and driver, of the engines' and slots' time for the others;
-    ``slot_waiters_mean`` is how many leaves waited for a slot.
-
-    Args:
-        spent: what fleet and pool counted while this process ran the loop, nothing where they did not say.
-    """
-    seconds, loop = state.seconds, _loop_seconds(state)
-    parts = {
-        "trainer_wait_share": (seconds["wait"], loop),
-        "train_share": (seconds["update"], loop),
-        "publish_share": (seconds["publish"], loop),
-        "admission_blocked_share": (seconds["admission_blocked"], loop),
-        "generator_idle_share": (spent["idle_s"], spent["seconds"]),
-        # What a worker that was replaced had counted is gone, so busy may come out below nothing.
-        "env_idle_share": (slots * spent["env_seconds"] - max(0.0, spent["env_busy_s"]), slots * spent["env_seconds"]),
-        "slots_leased_share": (spent["leased_s"], slots * spent["env_seconds"]),
-        "slot_waiters_mean": (spent["acquire_wait_s"], spent["env_seconds"]),
-        "turn_samples_per_s": (state.totals.turns, loop),
-    }
-    return {name: part / whole if whole else 0.0 for name, (part, whole) in parts.items()}
-
-
-def _loop_seconds(state: RunState) -> float:
-    return state.seconds["wait"] + state.seconds["update"] + state.seconds["publish"]
-
-
-def _summary(before: EvalReport, after: EvalReport, state: RunState, profile: dict[str, float]) -> dict[str, Any]:
-    lost = [entry for entry in state.ledger if entry.outcome != TRAINED]
-    return {
-        "success_coldstart": before.success,
-        "success_coldstart_interval": [before.success_low, before.success_high],
-        "success_final": after.success,
-        "success_final_interval": [after.success_low, after.success_high],
-        "valid_turns_coldstart": before.valid_turns,
-        "valid_turns_final": after.valid_turns,
-        "eval_episodes": after.episodes,
-        "updates": state.update,
-        "versions": state.version,
-        "tasks_given_up": {entry.position: f"{entry.env}/{entry.task}: {entry.cause}" for entry in lost},
-        **state.totals.summary(),
-        "profile": profile,
-        "seconds": {**state.seconds, "train": _loop_seconds(state)},
-    }
+    return await evaluate(parts.coordinators, tasks, at_once, config.eval.episodes)

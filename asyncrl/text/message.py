@@ -19,6 +19,8 @@ from asyncrl.types import Observation
 
 History = Sequence[tuple[Observation, str]]
 """All earlier turns of the trajectory, oldest first: the observation before the action, and the action."""
+Numbered = Sequence[tuple[int, tuple[Observation, str]]]
+"""Some of them, each with its number."""
 
 _MARKUP = re.compile(r"<(?=[A-Za-z/|!])")
 
@@ -79,13 +81,7 @@ class PromptBuilder:
     def _clean(self, text: str) -> str:
         return neutralise(text, self._special)
 
-    def _full(
-        self,
-        observation: Observation,
-        shown: list[tuple[int, tuple[Observation, str]]],
-        taken: int,
-        list_actions: bool,
-    ) -> str:
+    def _full(self, observation: Observation, shown: Numbered, taken: int, list_actions: bool) -> str:
         spark, text = self._config.method == "spark", self._clean(observation.text)
         parts = [self._role, f"Your task: {self._clean(observation.goal)}"]
         if shown:
@@ -107,13 +103,7 @@ class PromptBuilder:
         parts.append(DEMANDS[self._config.method])
         return "\n\n".join(parts)
 
-    def _compact(
-        self,
-        observation: Observation,
-        shown: list[tuple[int, tuple[Observation, str]]],
-        taken: int,
-        list_actions: bool,
-    ) -> str:
+    def _compact(self, observation: Observation, shown: Numbered, taken: int, list_actions: bool) -> str:
         parts = [observation.goal, "\n".join(action for _, (_, action) in shown), observation.text]
         if list_actions:
             parts.append("\n".join(observation.actions or ()) or observation.action_guide)

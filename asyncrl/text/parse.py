@@ -17,7 +17,6 @@ CJK = re.compile(r"[\u4e00-\u9fff]")
 PLACEHOLDER_CHARS = 30
 """ReAct executes the tail of a response without any action block; the environment refuses it."""
 
-
 _BLOCKS = {
     tag: re.compile(rf"<{tag}>(.*?)</{tag}>", re.IGNORECASE | re.DOTALL) for tag in ("explore", "think", "action")
 }

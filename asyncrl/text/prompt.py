@@ -13,9 +13,9 @@ from asyncrl.types import Observation
 
 
 class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that is used."""
+    """The part of a Hugging Face tokenizer that is used; one without an end token is refused where it is loaded."""
 
-    eos_token_id: int | None
+    eos_token_id: int
 
     def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any: ...
 
@@ -52,8 +52,7 @@ class PromptEncoder:
             past: (observation, action) of all earlier turns, oldest first.
             list_actions: False leaves the admissible actions out (SPARK's cold start).
 
-        Raises:
-            PromptTooLong: longer than ``max_prompt_tokens`` with and without history.
+        Raises PromptTooLong: longer than ``max_prompt_tokens`` with and without history.
         """
         length = 0
         for with_history in (True, False):
@@ -75,7 +74,4 @@ class PromptEncoder:
 
     def encode_response(self, text: str) -> list[int]:
         """Ids of a demonstrated response, end token included."""
-        end = self._tokenizer.eos_token_id
-        if end is None:
-            raise ValueError("the tokenizer has no end token: set eos_token in its tokenizer_config.json")
-        return [*self._tokenizer.encode(text, add_special_tokens=False), end]
+        return [*self._tokenizer.encode(text, add_special_tokens=False), self._tokenizer.eos_token_id]

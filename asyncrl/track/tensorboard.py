@@ -7,15 +7,13 @@ from tensorboardX import SummaryWriter
 
 from asyncrl.track.base import Histograms, Metrics
 
-FLUSH_S = 5
-"""Longest that a record stays in memory, where a kill loses it."""
-
 
 class TensorboardSink:
     def __init__(self, folder: Path, step: int = 0, purge: int = 0) -> None:
         """``step`` is the first of this start; earlier ones from ``purge`` on are hidden."""
-        # The writer names files by the second and overwrites: two starts within one need the suffix.
-        self._writer = SummaryWriter(str(folder), purge_step=purge, flush_secs=FLUSH_S, filename_suffix=f".{step}")
+        # The writer names files by the second and overwrites: two starts within one need the suffix. A kill loses what
+        # has not been flushed.
+        self._writer = SummaryWriter(str(folder), purge_step=purge, flush_secs=5, filename_suffix=f".{step}")
 
     def log(self, step: int, version: int, metrics: Metrics, histograms: Histograms) -> None:
         for name, value in metrics.items():

@@ -5,16 +5,15 @@ answer means an offline run, never a failed one; a run folder is one W&B run, ho
 """
 
 import logging
-import netrc
 import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlparse
 
 import numpy as np
 import wandb
+from requests.utils import get_netrc_auth
 
 from asyncrl.track.base import Histograms, Metrics
 from asyncrl.track.rundir import write_atomic
@@ -37,12 +36,7 @@ def logged_in() -> bool:
     """Whether W&B finds an API key without asking: in the environment, or where ``wandb login`` leaves it."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    try:
-        return netrc.netrc(path).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+    return get_netrc_auth(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")) is not None
 
 
 def resolve_mode(mode: str) -> Mode:

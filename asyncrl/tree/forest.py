@@ -11,7 +11,8 @@ Invariants, after every call:
   never where the episode ended.
 * A leaf is in the group only if it finished; a node only if it lies on the path to such a leaf.
 
-A call that would break one of these raises :class:`ForestError` and changes nothing.
+A call that would break one of these, or comes at a time when it makes no sense (a group while leaves are still to end),
+raises :class:`ForestError` and changes nothing.
 """
 
 import re
@@ -73,8 +74,6 @@ class Forest:
         self._nodes: list[Node] = []
         self._leaves = [_Leaf(i, i, LeafState.ACTIVE, None) for i in range(cfg.roots)]
 
-    # -- reading ------------------------------------------------------------------------------------------------
-
     def state(self, leaf_id: LeafId) -> LeafState:
         return self._leaf(leaf_id).state
 
@@ -95,14 +94,8 @@ class Forest:
             at = None if at.parent is None else self._nodes[at.parent]
         return path[::-1]
 
-    # -- transitions --------------------------------------------------------------------------------------------
-
     def extend(self, leaf_id: LeafId, turn: Turn) -> Node:
-        """Append a completed turn; a reserved child becomes active with it.
-
-        Raises:
-            ForestError: the leaf has ended, or the environment ended its episode at the last turn.
-        """
+        """Append a completed turn; a reserved child becomes active with it."""
         leaf = self._leaf(leaf_id)
         if leaf.state not in (LeafState.RESERVED, LeafState.ACTIVE):
             raise self._error(leaf, "cannot take another turn: it has ended")
@@ -120,12 +113,8 @@ class Forest:
         different times are served by one call each. Every trigger is counted; one that gets no child is ``denied``
         (also by depth, ``denied_depth_<d>``), one that gets fewer than B - 1 is ``curtailed``.
 
-        Returns:
-            Parent -> children, in the order served, where there are any. Children start from the state right after
-            the parent's last action and share its path.
-
-        Raises:
-            ForestError: a leaf is not active, has no turn, ended its episode, or was already served at this node.
+        Returns parent -> children, in the order served, where there are any. Children start from the state right after
+        the parent's last action and share its path.
         """
         if len(set(triggers)) != len(triggers):
             raise ForestError(f"{self._name}: a leaf is twice among the triggers {list(triggers)}")
@@ -140,11 +129,7 @@ class Forest:
         return {parent: children for parent, children in branches.items() if children}
 
     def finish(self, leaf_id: LeafId, success: bool) -> None:
-        """End an active leaf at its last turn, at a turn limit where that did not end the episode; it is in the group.
-
-        Raises:
-            ForestError: not active, or no turn yet.
-        """
+        """End an active leaf at its last turn, by a turn limit if that did not end the episode; it is in the group."""
         leaf = self._leaf(leaf_id)
         self._last(leaf, "finish")
         leaf.state, leaf.success = LeafState.FINISHED, success
@@ -152,8 +137,7 @@ class Forest:
     def release(self, leaf_id: LeafId, cause: str) -> None:
         """Discard a child that failed before its first turn and give its slot back.
 
-        Args:
-            cause: a short name such as ``replay_mismatch``; counted as ``discarded_<cause>``.
+        ``cause``: a short name such as ``replay_mismatch``; counted as ``discarded_<cause>``.
         """
         leaf = self._leaf(leaf_id)
         if leaf.state is not LeafState.RESERVED:
@@ -166,8 +150,7 @@ class Forest:
 
         A child that is lost before its first turn is released instead: nothing of it was played.
 
-        Args:
-            cause: a short name such as ``SlotLost``; counted as ``lost_<cause>``.
+        ``cause`` as in ``release``; counted as ``lost_<cause>``.
         """
         leaf = self._leaf(leaf_id)
         if leaf.state is LeafState.RESERVED:
@@ -182,9 +165,6 @@ class Forest:
         """The completed forest: finished leaves, and the nodes on their paths in order of creation.
 
         ``leaves`` may be fewer than M, or empty, only when leaves were lost (``counters["lost"]``).
-
-        Raises:
-            ForestError: a leaf is still to end.
         """
         if live := self.live():
             raise ForestError(f"{self._name}: leaves {live} are still to end; no group yet")
@@ -200,8 +180,6 @@ class Forest:
         nodes = [node for node in self._nodes if node.id in kept]
         counters = {**self.counters, "turns_dropped": len(self._nodes) - len(nodes)}
         return Group(self.key, self.task, nodes, records, counters, seconds)
-
-    # -- inside -------------------------------------------------------------------------------------------------
 
     def _branch(self, leaf: _Leaf) -> tuple[LeafId, ...]:
         leaf.served = node = self._last(leaf, "branch")

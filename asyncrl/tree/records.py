@@ -7,6 +7,7 @@ an error that names it anywhere else.
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -60,18 +61,14 @@ def record_of(group: Group, tree: TreeConfig, samples: Sequence[TurnSample] = ()
         seconds=round(group.seconds, 3),
         counters=dict(group.counters),
         nodes=[_node(node, *credit.get(node.id, (0.0, 0.0, 0))) for node in group.nodes],
-        leaves=[
-            {"id": x.id, "tree": x.tree, "node": x.node, "reward": x.total_reward, "success": x.success, "end": x.end}
-            for x in group.leaves
-        ],
+        leaves=[asdict(leaf) for leaf in group.leaves],
     )
 
 
 def to_line(record: GroupRecord, version: int | None = None, update: int | None = None) -> str:
     """One line of JSON without its newline, with the version and update the group was trained at.
 
-    Raises:
-        ValueError: a number is not finite.
+    Raises ValueError: a number is not finite.
     """
     trained = {**record, "version": version, "update": update}
     return json.dumps(trained, allow_nan=False, separators=(",", ":"))
@@ -80,8 +77,7 @@ def to_line(record: GroupRecord, version: int | None = None, update: int | None 
 def from_line(line: str) -> GroupRecord:
     """The inverse of :func:`to_line`.
 
-    Raises:
-        RecordError: not JSON, not an object, an unknown schema, or a field is missing.
+    Raises RecordError: not JSON, not an object, an unknown schema, or a field is missing.
     """
     try:
         record: Any = json.loads(line)
@@ -98,8 +94,7 @@ def from_line(line: str) -> GroupRecord:
 def read(path: str | Path) -> Iterator[GroupRecord]:
     """The records of a file that count, oldest first: neither superseded nor, at the end, cut short by a crash.
 
-    Raises:
-        RecordError: a line is not a record; the message names the file and the line.
+    Raises RecordError: a line is not a record; the message names the file and the line.
     """
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
@@ -122,10 +117,7 @@ def _node(node: Node, advantage_pos: float, advantage_neg: float, copies: int) -
         "depth": node.depth,
         "observation": turn.observation.text,
         "response": turn.text,
-        "tag": turn.parsed.tag,
-        "action": turn.parsed.action,
-        "valid": turn.parsed.valid,
-        "explores": turn.parsed.explores,
+        **asdict(turn.parsed),
         "reward": turn.reward,
         "terminated": turn.terminated,
         "truncated": turn.truncated,

@@ -494,12 +494,14 @@ def test_a_fleet_goes_on_without_the_dead_and_leaves_no_process(
         answers = await asyncio.gather(*requests)
         assert all(answer.token_ids for answer in answers)
         assert "died: The actor" in caplog.text
-        late = asyncio.create_task(fleet.generate(PROMPT, Sampling(0.2, 400), key="0.0.1", near="0"))
+        # More than run at once: whichever end early, some are under way.
+        late = [fleet.generate(PROMPT, Sampling(0.2, 400), key=f"0.0.{n}", near="0") for n in range(1, 13)]
+        waiting = asyncio.gather(*late)
         await asyncio.sleep(0.1)
         os.kill(second, signal.SIGKILL)
         with pytest.raises(GenerationFailed, match=r"all 2 generators are dead; .* died: its engine process ended"):
-            await late
-        assert (await fleet.stats())["requests"] == 2  # the second's actor outlives its engine
+            await waiting
+        assert (await fleet.stats())["requests"] >= 2  # the second's actor outlives its engine
         await fleet.shutdown()
         assert gone_within([*engines, *actors.values()], seconds=10)
 

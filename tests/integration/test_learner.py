@@ -52,9 +52,9 @@ class ProbeRank(LearnerRank):
         return self.gradient
 
     def weights(self) -> dict[str, np.ndarray]:
-        from asyncrl.learner.source import LearnerSource
+        from asyncrl.learner.gather import weight_source
 
-        source = LearnerSource(self.engine.module)
+        source = weight_source(self.engine.module)
         pairs = list(source)
         declared = [(meta.name, meta.shape, meta.dtype) for meta in source.metadata()]
         assert declared == [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in pairs]

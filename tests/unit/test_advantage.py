@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.algo.advantage import Paths, grpo, spark
+from asyncrl.algo.advantage import Paths, spark
 from asyncrl.config.algo import AlgoConfig
 
 STATISTICS, NORMALISE, PREFIX = ("steps", "trajectories"), ("mean_std", "mean"), ("duplicate", "mean")
@@ -129,7 +129,7 @@ def test_deduplicated_clipped_loss_equals_that_of_the_copies(tree, statistics, n
             chain_parent.append(-1 if depth == 0 else len(chain_parent) - 1)
             chain_of.append(turn)
         chain_end.append(len(chain_parent) - 1)
-    copies = grpo(paths(chain_parent, chain_end, returns, [valid[t] for t in chain_of]), algo(statistics, normalise))
+    copies = spark(paths(chain_parent, chain_end, returns, [valid[t] for t in chain_of]), algo(statistics, normalise))
     of_copies = sum(
         clipped(positive + negative, ratios[turn])
         for turn, positive, negative in zip(chain_of, copies.positive, copies.negative, strict=True)
@@ -168,11 +168,6 @@ def test_a_penalty_amid_equal_returns_is_not_blown_up_by_trajectory_statistics()
 def test_a_single_row_keeps_its_score(statistics):
     got = spark(paths([-1], [0], [10.0]), algo(statistics))
     assert got.positive[0] == pytest.approx(10.0 / (1 + 1e-6))
-
-
-def test_grpo_refuses_a_branched_group():
-    with pytest.raises(ValueError, match=r"tree\.criterion=none"):
-        grpo(paths(*SHARED), algo())
 
 
 @pytest.mark.parametrize(

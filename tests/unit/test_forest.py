@@ -157,7 +157,7 @@ def test_the_shared_path_stays_in_the_group_when_only_the_child_finishes():
     group = forest.group(seconds=3.0)
     [leaf] = group.leaves
     assert [node.id for node in group.nodes] == [shared.id, own.id]
-    assert (leaf.id, leaf.node, leaf.total_reward, leaf.success, leaf.end) == (child, own.id, 3.5, False, "truncated")
+    assert (leaf.id, leaf.node, leaf.reward, leaf.success, leaf.end) == (child, own.id, 3.5, False, "truncated")
     assert (group.counters["turns_dropped"], group.counters["lost"], group.seconds) == (1, 1, 3.0)
 
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from asyncrl.evaluate.episodes import report
 from asyncrl.rollout.coordinator import EpisodeLost
-from asyncrl.rollout.summary import GroupSummary, summarise
-from asyncrl.rollout.tally import Tally
+from asyncrl.rollout.summary import GroupSummary, Tally, summarise
 from asyncrl.runtime.ledger import GIVEN_UP, TRAINED, Entry, Ledger
 from asyncrl.runtime.measure import Totals, Trained, batch_metrics, lag_figures
 from asyncrl.runtime.state import RunState

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from asyncrl.config.env import LatencyConfig
 from asyncrl.env import EnvSpec, ReplayMismatch, Trace
 from asyncrl.rollout import pool as pool_module
 from asyncrl.rollout import slot as slot_module
@@ -66,7 +65,7 @@ class LocalPool(EnvPool):
 
     def _spawn(self) -> Any:
         self.spawned += 1
-        return Handle(EnvWorker(self._spec, self._slots, self._latency))
+        return Handle(EnvWorker(self._spec, self._slots))
 
 
 @pytest.fixture(autouse=True)
@@ -499,11 +498,11 @@ def test_no_slot_is_ever_leased_or_called_twice_at_a_time_and_none_leaks(seed: i
 def test_stats_add_up_leases_waits_and_environment_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 100.0
     monkeypatch.setattr(pool_module, "now", lambda: clock)
-    latency = LatencyConfig(median_s=0.02, sigma=0)
+    slow = EnvSpec("moody", "envs.delayed:Delayed", {"inner": MOODY, "median_s": 0.02, "sigma": 0.0})
 
     async def main() -> None:
         nonlocal clock
-        pool = LocalPool(MOODY, 1, 2, latency=latency)
+        pool = LocalPool(slow, 1, 2)
         handle = Handle(pool)
         await pool.ready()
         clock = 103.0

@@ -81,11 +81,6 @@ def test_an_empty_group_has_no_rows():
     assert turn_samples(forest.group(), AlgoConfig()) == []
 
 
-def test_grpo_on_a_branched_group_names_the_group():
-    with pytest.raises(ValueError, match=r"group 11 \(toy task 7\): algo.advantage=grpo is for chains"):
-        turn_samples(branched_group(), AlgoConfig(advantage="grpo"))
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

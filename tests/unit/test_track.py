@@ -192,7 +192,7 @@ def test_a_folder_is_opened_as_it_is(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path, "run", "a: 1\n")
     run.add_start()
     before = {path: path.stat().st_mtime_ns for path in run.path.iterdir()}
-    assert RunDir.open(run.path) == run
+    assert RunDir.open(run.path).path == run.path
     assert {path: path.stat().st_mtime_ns for path in run.path.iterdir()} == before
 
 

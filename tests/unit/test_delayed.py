@@ -5,22 +5,25 @@ from statistics import median, stdev
 
 import pytest
 
-from asyncrl.config.env import LatencyConfig
+from asyncrl.config.env import EnvConfig, LatencyConfig
 from asyncrl.env import Trace
-from asyncrl.rollout.env_worker import LONGEST_S, EnvWorker
+from asyncrl.rollout.env_worker import EnvWorker
+from asyncrl.runtime.system import slot_spec
 from asyncrl.types import Task
+from envs.delayed import LONGEST_S
 from tests.unit.moody import MOODY, TASK
 
 
 @pytest.fixture
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     seconds: list[float] = []
-    monkeypatch.setattr("asyncrl.rollout.env_worker.time.sleep", seconds.append)
+    monkeypatch.setattr("envs.delayed.time.sleep", seconds.append)
     return seconds
 
 
 def slow(median_s: float = 0.3, sigma: float = 1.2) -> EnvWorker:
-    return EnvWorker(MOODY, 2, LatencyConfig(median_s=median_s, sigma=sigma))
+    latency = LatencyConfig(median_s=median_s, sigma=sigma)
+    return EnvWorker(slot_spec(EnvConfig(name=MOODY.target, latency=latency)), 2)
 
 
 def test_latency_depends_on_the_task_and_the_actions_alone(slept: list[float]) -> None:
@@ -61,7 +64,7 @@ def test_latency_is_log_normal_and_stays_below_a_step_s_time_limit(slept: list[f
 
 
 def test_an_environment_without_latency_sleeps_not_and_is_not_wrapped(slept: list[float]) -> None:
-    worker = EnvWorker(MOODY, 1)
+    worker = EnvWorker(slot_spec(EnvConfig(name=MOODY.target)), 1)
     worker.call(0, "reset", TASK)
     worker.call(0, "step", "a")
     assert slept == [] and worker.call(0, "snapshot") == "a"
