@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ray.exceptions import RayError
-from scipy.stats import binomtest
 
 from asyncrl.engine.base import brief, cause_of
 from asyncrl.rollout.coordinator import EpisodeLost
@@ -82,6 +81,8 @@ async def evaluate(
 
 def report(outcomes: Sequence[GroupSummary | EpisodeLost]) -> EvalReport:
     """Raises RuntimeError when every episode was lost, with the commonest causes."""
+    from scipy.stats import binomtest  # takes as long to import as Ray
+
     losses = [outcome for outcome in outcomes if isinstance(outcome, EpisodeLost)]
     tally = Tally.of(outcome for outcome in outcomes if not isinstance(outcome, EpisodeLost))
     if not tally.groups:

@@ -132,7 +132,7 @@ def test_packed_equals_unpacked(model: Qwen3ForCausalLM) -> None:
             table = (model(input_ids=ids).logits[0] / temperature).log_softmax(-1)[len(row.prompt_ids) - 1 : -1]
             expected += [table[i, token].item() for i, token in enumerate(row.response_ids)]
             entropies += (-(table.exp() * table).sum(-1)).tolist()[: len(row.response_ids)]
-    model.set_attn_implementation(attention.NAME)
+    model.set_attn_implementation(attention.register())
     with torch.no_grad():
         got, entropy = logprobs(model, pack(rows), temperature)
     torch.testing.assert_close(got, torch.tensor(expected), rtol=0, atol=1e-5)
@@ -140,7 +140,7 @@ def test_packed_equals_unpacked(model: Qwen3ForCausalLM) -> None:
 
 
 def test_neighbours_leave_a_row_and_its_gradient_alone(model: Qwen3ForCausalLM) -> None:
-    model.set_attn_implementation(attention.NAME)
+    model.set_attn_implementation(attention.register())
     row = Row((3, 1, 4), (1, 5))
 
     def gradient(*rows: Row) -> torch.Tensor:
@@ -155,7 +155,7 @@ def test_neighbours_leave_a_row_and_its_gradient_alone(model: Qwen3ForCausalLM) 
 
 
 def test_entropy_gradient_only_on_request(model: Qwen3ForCausalLM) -> None:
-    model.set_attn_implementation(attention.NAME)
+    model.set_attn_implementation(attention.register())
     packed = pack([Row((3, 1), (4, 1))])
     assert not logprobs(model, packed, 1.0)[1].requires_grad
     assert logprobs(model, packed, 1.0, entropy_grad=True)[1].requires_grad
