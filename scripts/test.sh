@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Run the named groups of checks, stopping at the first that fails: lint, unit, simulation, integration, e2e.
-# In order, except that a simulation named among others runs beside them: it takes the time that they leave idle.
+# In order, except that two of them, named among others, run beside those: lint beside the first, the simulation beside
+# all of them, in the time that they leave idle.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,61 +13,61 @@ export RAY_worker_niceness=0
 unset RAY_ADDRESS
 export PATH="$PWD/.venv/bin:$PATH"
 
-beside= # process group of the simulation
-output=
+outputs=$(mktemp -d)
+declare -A beside=() # process group of each group of checks that runs beside the others
 
 end() {
-    if [ -n "$beside" ]; then kill -INT -- "-$beside" 2>/dev/null || true; fi
-    rm -f "$output"
+    for pid in "${beside[@]}"; do kill -INT -- "-$pid" 2>/dev/null || true; done
+    rm -rf "$outputs"
 }
 trap end EXIT
 
+# start_beside GROUP NICENESS
 start_beside() {
-    output=$(mktemp)
     set -m # gives it a process group, which can be ended as a whole
-    nice -n 19 pytest tests/simulation >"$output" 2>&1 &
+    nice -n "$2" scripts/test.sh "$1" >"$outputs/$1" 2>&1 &
     set +m
-    beside=$!
+    beside[$1]=$!
 }
 
-# Wait for the simulation and tell its output; fails as it did.
+# Wait for a group, if it runs beside the others, and tell its output; fails as it did.
 finish_beside() {
+    if [ -z "${beside[$1]:-}" ]; then return; fi
     local status=0
-    wait "$beside" || status=$?
-    beside=
-    echo "== simulation, begun with the first group"
-    cat "$output"
-    echo "== simulation: done after $SECONDS s"
+    wait "${beside[$1]}" || status=$?
+    unset "beside[$1]"
+    echo "== $1, begun with the first group"
+    cat "$outputs/$1"
     return $status
 }
 
 # Fail at once when the simulation has failed already.
-check_beside() {
-    if [ -n "$beside" ] && ! kill -0 "$beside" 2>/dev/null; then finish_beside; fi
+check_simulation() {
+    if [ -n "${beside[simulation]:-}" ] && ! kill -0 "${beside[simulation]}" 2>/dev/null; then finish_beside simulation; fi
 }
 
+alone=$(($# == 1))
 for group in "$@"; do
-    if [ "$group" = simulation ] && [ $# -gt 1 ]; then start_beside; fi
+    case $alone-$group in
+    0-lint) start_beside lint 0 ;;
+    0-simulation) start_beside simulation 19 ;;
+    esac
 done
 
 for group in "$@"; do
     began=$SECONDS
-    case $group in
-    lint)
+    case $alone-$group in
+    0-lint | 0-simulation) continue ;;
+    1-lint)
         echo "== lint"
         ruff check .
         ruff format --check .
         mypy
         lint-imports
         ;;
-    unit | integration | e2e)
+    1-simulation | ?-unit | ?-integration | ?-e2e)
         echo "== $group"
         pytest "tests/$group"
-        ;;
-    simulation)
-        if [ $# -gt 1 ]; then continue; fi
-        echo "== simulation"
-        pytest tests/simulation
         ;;
     *)
         echo "test.sh: unknown group '$group'; known: lint, unit, simulation, integration, e2e" >&2
@@ -74,6 +75,8 @@ for group in "$@"; do
         ;;
     esac
     echo "== $group: $((SECONDS - began)) s"
-    check_beside
+    finish_beside lint
+    check_simulation
 done
-if [ -n "$beside" ]; then finish_beside; fi
+finish_beside lint
+finish_beside simulation

@@ -60,17 +60,17 @@ class Paths:
             raise ValueError("paths: every parent must be -1 or the index of an earlier turn")
         if np.any(self.end < 0) or np.any(self.end >= n):
             raise ValueError(f"paths: every leaf must end at a turn 0..{n - 1}")
-        if np.any(self.copies() == 0):
-            raise ValueError(f"paths: turns {np.flatnonzero(self.copies() == 0).tolist()} lie under no leaf")
+        if (bare := np.flatnonzero(self.copies() == 0)).size:
+            raise ValueError(f"paths: turns {bare.tolist()} lie under no leaf")
 
     def rows(self) -> tuple[Ints, Ints]:
         """The step rows as (turn, leaf) index arrays, both of shape (rows,)."""
-        turns, leaves = [], []
+        turns, leaves, parent = [], [], self.parent.tolist()
         for leaf, turn in enumerate(self.end.tolist()):
             while turn >= 0:
                 turns.append(turn)
                 leaves.append(leaf)
-                turn = int(self.parent[turn])
+                turn = parent[turn]
         return np.array(turns, dtype=np.int64), np.array(leaves, dtype=np.int64)
 
     def copies(self) -> Ints:

@@ -38,7 +38,10 @@ class Turns(ABC):
         settings: Any = vllm_config.additional_config
         config = settings["thinking"] and ThinkingConfig(**settings["thinking"])
         model = vllm_config.model_config
-        self.core = Thinking(config, settings["tags"], model.get_vocab_size(), model.max_model_len, device)
+        vocab, longest = model.get_vocab_size(), model.max_model_len
+        # Finished turns keep theirs until they are fetched.
+        slots = 2 * vllm_config.scheduler_config.max_num_seqs + 1
+        self.core = Thinking(config, settings["tags"], vocab, longest, device, slots)
 
     @abstractmethod
     def commit(self) -> None:

@@ -120,8 +120,8 @@ class Thinking:
         self._free = list(range(SCRAP + 1, slots))
         self._advanced, self._committed = self._advance, self._commit
         if device.type == "cuda":  # a hundred small operations would take the host longer than the GPU
-            self._advanced = torch.compile(self._advance, dynamic=True, fullgraph=True)
-            self._committed = torch.compile(self._commit, dynamic=True, fullgraph=True)
+            self._advanced = torch.compile(self._advance)
+            self._committed = torch.compile(self._commit)
         self._rows: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         """Of the last step, until its tokens are known: logits over temperature (rows, V), their log-sum-exp, slots,
         places. The logits are a copy: the engine goes on to overwrite its own."""
@@ -155,14 +155,20 @@ class Thinking:
             slots: (rows,) from :meth:`admit`, or ``SCRAP``.
             places: (rows,) tokens that the turn has so far; 0 for ``SCRAP``.
         """
-        self._rows = *self._advanced(logits, slots, places), slots, places
+        scaled, log_total, queued = self._advanced(logits, slots, places)
+        self._rows = scaled, log_total, slots, places
+        if queued is not None:
+            forced, ids = queued
+            logits.scatter_(1, ids, torch.where(forced, FORCED_LOGIT, logits.gather(1, ids)))
 
-    def _advance(self, logits: Tensor, slots: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns logits over temperature, and their log-sum-exp."""
+    def _advance(
+        self, logits: Tensor, slots: Tensor, places: Tensor
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+        """Returns logits over temperature, their log-sum-exp and, with TTI, what :meth:`_intervene` does."""
         scaled = logits.float() / self._temperature[slots, None]
         log_total = scaled.logsumexp(-1)
         if (config := self._config) is None:
-            return scaled, log_total
+            return scaled, log_total, None
         first = places[:, None] == 0
         signals = token_signals(logits, config.top_j if config.confidence == "topj" else None)
         before = torch.where(first, torch.inf, self._extremes[slots, places])
@@ -172,13 +178,13 @@ class Thinking:
         kept = torch.stack([signals.entropy, signals.confidence, m, signals.top_entropy], -1)
         self._values[slots, places, :LOGPROB] = kept
         state = torch.where(first, self._fresh, self._state[slots])
-        if config.tti:
-            self._intervene(config, logits, state, slots, places)
+        queued = self._intervene(config, state, slots, places) if config.tti else None
         self._state[slots] = state
-        return scaled, log_total
+        return scaled, log_total, queued
 
-    def _intervene(self, config: ThinkingConfig, logits: Tensor, state: Tensor, slots: Tensor, places: Tensor) -> None:
-        """Fire where thinking is open and nothing fired before; force what the queue holds for this place."""
+    def _intervene(self, config: ThinkingConfig, state: Tensor, slots: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Fire where thinking is open and nothing fired before. Returns, both (rows, 1), whether this place's token is
+        forced, and which the queue holds for it."""
         recent = (places[:, None] + torch.arange(-config.window - 1, 1, device=self._device)).clamp_min(0)
         change = self._values[slots[:, None], recent, M].diff(dim=-1).abs().mean(-1)
         stable = (places >= max(config.min_tokens, config.window + 1)) & (change < config.eps)
@@ -188,8 +194,7 @@ class Thinking:
         state[:, FIRED] = torch.where(before, state[:, FIRED], torch.where(fires, places, NEVER))
         since = places - state[:, FIRED]
         forced = (since >= 0) & (since < self._queue_length[state[:, TAG]])
-        ids = self._queues[state[:, TAG], since.clamp(0, self._queues.shape[1] - 1)][:, None]
-        logits.scatter_(1, ids, torch.where(forced[:, None], FORCED_LOGIT, logits.gather(1, ids)))
+        return forced[:, None], self._queues[state[:, TAG], since.clamp(0, self._queues.shape[1] - 1)][:, None]
 
     @torch.inference_mode()
     def commit(self, tokens: Tensor) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from asyncrl.learner.batch import RowIndex
 
@@ -50,4 +49,9 @@ def row_attention(
     return out.transpose(1, 2).flatten(0, 1).index_select(0, index.to_packed).unsqueeze(0), None
 
 
-AttentionInterface.register(NAME, row_attention)
+def register() -> str:
+    """Make it known to Transformers; returns the name it has there."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, row_attention)
+    return NAME

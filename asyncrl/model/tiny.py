@@ -8,15 +8,19 @@ Invariants:
 * Same config, texts and seed: same files' contents.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as RustTokenizer
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.config.model import TinyConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 TAGS = tuple(f"<{slash}{tag}>" for tag in ("think", "explore", "action") for slash in ("", "/"))
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -31,6 +35,8 @@ WORDS = Regex(r" ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]|\n+|\s")
 
 def train_tokenizer(texts: Iterable[str], vocab: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of at most ``vocab`` tokens, all 256 bytes among them."""
+    from transformers import PreTrainedTokenizerFast
+
     bpe = RustTokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -56,6 +62,9 @@ def train_tokenizer(texts: Iterable[str], vocab: int) -> PreTrainedTokenizerFast
 
 def make_tiny(path: str | Path, config: TinyConfig, texts: Iterable[str], seed: int = 0) -> Path:
     """Write model and tokenizer to ``path``; ``texts`` (of ``coldstart.texts``) are what the latter is trained on."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     folder = Path(path)
     tokenizer = train_tokenizer(texts, config.vocab)
     tokenizer.model_max_length = config.max_length

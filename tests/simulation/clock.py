@@ -9,12 +9,13 @@ set, the run has deadlocked, and that is an error.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
+from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 from unittest import mock
@@ -80,6 +81,7 @@ class _Handle:
 class VirtualLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
+        self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]
         self._now = 0.0
         self._soon: deque[_Handle] = deque()
         self._timers: list[tuple[float, int, _Handle]] = []
@@ -90,6 +92,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._room = ROOM
         self._withheld: list[_Handle] = []
         self._resurrected = False
+
+    get_debug = staticmethod(bool)
+    """False, without a frame: every future asks."""
 
     def time(self) -> float:
         return self._now
@@ -117,7 +122,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> Any:
         handle = _Handle(callback, args, context)
-        heapq.heappush(self._timers, (when, next(self._numbers), handle))
+        heappush(self._timers, (when, next(self._numbers), handle))
         return handle
 
     def call_later(  # type: ignore[override]
@@ -148,12 +153,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         soon, timers = self._soon, self._timers
         if not soon:
             while timers and timers[0][2].callback is None:  # cancelled
-                heapq.heappop(timers)
+                heappop(timers)
             if not timers:
                 raise Deadlock(f"at {self._now:.3f} s nothing is ready and no timer is set")
             self._now = max(self._now, timers[0][0])
             while timers and timers[0][0] <= self._now:
-                soon.append(heapq.heappop(timers)[2])
+                soon.append(heappop(timers)[2])
         while soon and not self._stopping:  # type: ignore[attr-defined]
             handle = soon.popleft()
             callback, context = handle.callback, handle.context

@@ -16,6 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
+from asyncrl.algo.advantage import Credit, Paths
+from asyncrl.config.algo import AlgoConfig
 from asyncrl.config.tree import TreeConfig
 from asyncrl.env import Env
 from asyncrl.learner.packing import split_groups
@@ -361,6 +365,12 @@ class Rank:
 
     async def _work(self, share: float = 1.0) -> None:
         await asyncio.sleep(share * self._journal.schedule.training.draw(self._journal.rng))
+
+
+def no_credit(paths: Paths, algo: AlgoConfig) -> Credit:
+    """For advantages: numbers that no promise is about."""
+    nothing = np.zeros(len(paths.parent))
+    return Credit(nothing, nothing, paths.copies())
 
 
 # -- watched production classes ---------------------------------------------------------------------------------

@@ -219,7 +219,7 @@ class Cluster:
             arrival = max(last + FIFO_S, self._loop.time() + self._rng.random() * LATENCY_S)
             actor.lanes[caller] = arrival
             work = getattr(actor.instance, method)
-            if _is_async(work) or any(type(arg) is Ref for arg in args):
+            if _is_async(work) or Ref in map(type, args):
                 self._loop.call_at(arrival, self._arrive, call, work, context=actor.context)
             else:
                 self._loop.call_at(self._end(call, arrival), self._work, call, work, context=actor.context)

@@ -1,8 +1,8 @@
 """One schedule, from its seed to what the checks say of it.
 
 Invariants: production code runs unchanged, from ``runtime.train`` down; it is given a virtual clock, a miniature Ray,
-and doubles of model, environment and training; a run that ends before its time is resumed from its newest checkpoint,
-as a user would; whatever happened, the schedule ends within a stated virtual time.
+and doubles of model, environment, credit and training; a run that ends before its time is resumed from its newest
+checkpoint, as a user would; whatever happened, the schedule ends within a stated virtual time.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from asyncrl.algo.advantage import ADVANTAGES
 from asyncrl.rollout import coordinator, slot
 from asyncrl.runtime import train as production
 from asyncrl.runtime.checkpoints import Checkpoints
@@ -27,7 +28,16 @@ from asyncrl.track.rundir import RunDir
 from tests.simulation import checks
 from tests.simulation.chance import Death, Schedule, draw
 from tests.simulation.clock import Deadlock, Livelock, Process, VirtualLoop, unregistered
-from tests.simulation.doubles import JOURNAL, Engine, Journal, Rank, Tokenizer, WatchedCoordinator, WatchedForest
+from tests.simulation.doubles import (
+    JOURNAL,
+    Engine,
+    Journal,
+    Rank,
+    Tokenizer,
+    WatchedCoordinator,
+    WatchedForest,
+    no_credit,
+)
 from tests.simulation.rays import Actor, Cluster
 
 MEMORY = Path("/dev/shm")
@@ -130,6 +140,7 @@ class World:
             self._cluster.installed(),
             mock.patch.object(coordinator, "load_tokenizer", return_value=Tokenizer()),
             mock.patch.object(coordinator, "Forest", WatchedForest),
+            mock.patch.dict(ADVANTAGES, dict.fromkeys(ADVANTAGES, no_credit)),
             mock.patch.object(production, "system", self._watched_system),
         ):
             yield

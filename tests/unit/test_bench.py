@@ -3,17 +3,14 @@
 import json
 import signal
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from asyncrl import cli
-from asyncrl.bench import asynchrony, compare, publish, runs
+from asyncrl.bench import asynchrony, compare, runs
 from asyncrl.config.load import load
 
 RATES = {"sync": 20.0, "one_step": 30.0, "async": 45.0}
@@ -183,33 +180,6 @@ def test_async_from_the_command_line(
         ["sync", "0.5"], ["one_step", "0.5"], ["async", "0.5"],
     ]  # fmt: skip
     assert all("runtime.max_lag=3" in line for line in double.lines)
-
-
-@pytest.mark.parametrize(
-    ("line", "code", "said"),
-    [
-        ("--backend asyncrl_cpu --model tiny --dtype float32 --json {to}", 0, ""),
-        ("--model tiny", 2, "--backend"),
-        ("--backend smoke", 2, "'smoke' is not one of 'asyncrl_cpu'"),
-    ],
-)
-def test_publish_from_the_command_line(
-    line: str, code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def measured(backend: str, model: Path, dtype: str) -> dict[str, Any]:
-        return {"backend": backend, "hidden": json.loads((model / "config.json").read_text())["hidden_size"]}
-
-    monkeypatch.setattr(publish, "measure", measured)
-    monkeypatch.setattr(publish.ray, "init", lambda *_, **__: nullcontext())
-    monkeypatch.setenv("COLUMNS", "200")
-    app, to = typer.Typer(), tmp_path / "publish.json"
-    app.command()(publish.main)
-    ended = CliRunner().invoke(app, line.format(to=to).split())
-    assert ended.exit_code == code, ended.output
-    assert said in ended.output
-    if code == 0:
-        report = json.loads(to.read_text())
-        assert (report["backend"], report["model"], report["hidden"]) == ("asyncrl_cpu", "tiny", 128)
 
 
 def _loaded(double: Runs) -> list[Any]:

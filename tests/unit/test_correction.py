@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from asyncrl.algo.loss import Columns, LossSum, policy_loss
@@ -170,6 +170,7 @@ def test_equals_the_transcription(turns: list[Turn], algo: AlgoConfig, first: bo
     assert part.weight == sum(len(t["leaves"]) * sum(k["sampled"] for k in t["tokens"]) for t in turns)
 
 
+@settings(max_examples=25)
 @given(st.lists(turn, min_size=2, max_size=5), algos, st.data())
 def test_any_split_between_turns_adds_up(turns: list[Turn], algo: AlgoConfig, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(turns)))

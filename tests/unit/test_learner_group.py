@@ -46,6 +46,7 @@ def kill(monkeypatch: pytest.MonkeyPatch) -> None:
             rank.killed.set()
 
     monkeypatch.setattr(module.ray, "kill", kill)
+    monkeypatch.setattr(module, "GRACE_S", 0.05)
 
 
 def test_a_cancelled_save_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def on_a_kink(t: dict, algo: AlgoConfig) -> bool:
     return any(abs(ratio - c) < 1e-9 for c in corners) or abs(math.exp(d) - d - 1 - 10) < 1e-9
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(token, min_size=1, max_size=6),
     st.floats(0.05, 0.5, **finite),
@@ -99,7 +99,7 @@ def test_equals_the_loss_of_the_copies(tokens: list[dict], low: float, high: flo
     torch.testing.assert_close(ours.entropy.grad, oracle.entropy.grad, rtol=1e-9, atol=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(token, min_size=2, max_size=8), st.data())
 def test_any_split_adds_up(tokens: list[dict], data: st.DataObject) -> None:
     algo = AlgoConfig(kl_coef=0.1, entropy_coef=0.1)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.evaluate.episodes import report
+from asyncrl.evaluate.episodes import report, wilson
 from asyncrl.rollout.coordinator import EpisodeLost
 from asyncrl.rollout.summary import GroupSummary, Tally, summarise
 from asyncrl.runtime.ledger import GIVEN_UP, TRAINED, Entry, Ledger
@@ -236,6 +236,21 @@ def test_an_evaluation_reports_shares_of_finished_episodes() -> None:
     causes = "all 3 episodes were lost, 2 by generator, at last: generator-1 died; 1 by env_worker, at last: no env"
     with pytest.raises(RuntimeError, match=causes):
         report([died[0], worker, died[1]])
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "interval"),
+    # As scipy.stats.binomtest(successes, trials).proportion_ci(method="wilson") gives them.
+    [
+        (0, 1, (0.0, 0.7934506856227626)),
+        (0, 40, (0.0, 0.08762160119728662)),
+        (1, 3, (0.06149194472039626, 0.7923403991979523)),
+        (17, 40, (0.28509392559950375, 0.5780493145800892)),
+        (200, 200, (0.9811546736227335, 1.0)),
+    ],
+)
+def test_the_interval_is_wilsons(successes: int, trials: int, interval: tuple[float, float]) -> None:
+    assert wilson(successes, trials) == pytest.approx(interval, abs=1e-12)
 
 
 Ended = tuple[float, bool, bool]

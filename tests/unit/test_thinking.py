@@ -187,6 +187,7 @@ configs = st.builds(
 )
 
 
+@settings(max_examples=25)
 @given(scripts, configs)
 def test_a_turn_is_what_the_pseudocode_says(script, config):
     assert_told(alone(script, config), script, config)
@@ -260,7 +261,7 @@ def test_log_probs_alone(temperature):
         assert found == pytest.approx(x[token] - x.max() - math.log(np.exp(x - x.max()).sum()), abs=1e-5)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(scripts, min_size=2, max_size=5), st.integers(0, 10**6).map(random.Random))
 def test_no_order_of_running_them_makes_turns_influence_one_another(turns, chance):
     """Admission, neighbours, rows, preemption, partial prefills, discarded tokens and slots used before."""

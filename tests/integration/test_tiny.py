@@ -12,6 +12,8 @@ from asyncrl.model.folder import ModelNotFound
 from asyncrl.model.load import load_causal_lm, load_tokenizer
 from asyncrl.model.tiny import TAGS, make_tiny
 
+pytestmark = pytest.mark.integration
+
 CONFIG = TinyConfig(layers=1, hidden=64, heads=2, kv_heads=1, intermediate=32, vocab=512, max_length=128)
 PROMPT = PromptConfig(style="compact", history=2)
 

@@ -19,6 +19,8 @@ from asyncrl.engine.processor_v1 import TurnProcessor
 from asyncrl.engine.reports import TURN
 from asyncrl.engine.thinking import Report, Tag, Thinking
 
+pytestmark = pytest.mark.integration
+
 VOCAB, LENGTH = 16, 14
 CONFIG = ThinkingConfig(window=2, min_tokens=4, cap=9, top_j=4, series=True)
 TAGS = [Tag([[0]], [[1]], [1, 2])]
@@ -26,7 +28,7 @@ TAGS = [Tag([[0]], [[1]], [1, 2])]
 
 def processor(asynchronous: bool = False) -> TurnProcessor:
     config: Any = SimpleNamespace(
-        scheduler_config=SimpleNamespace(async_scheduling=asynchronous),
+        scheduler_config=SimpleNamespace(async_scheduling=asynchronous, max_num_seqs=2),
         additional_config=engine_arguments(CONFIG, TAGS)["additional_config"],
         model_config=SimpleNamespace(get_vocab_size=lambda: VOCAB, max_model_len=LENGTH),
     )
