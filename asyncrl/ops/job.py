@@ -37,7 +37,7 @@ HEADLINE = (
     "rollout/leaves",
     "lag/mean",
     "lag/max",
-    "learner/kl_reference",
+    "learner/entropy",
     "learner/clipped",
     "publish/logprob_gap",
     "time/wait_s",
