@@ -7,7 +7,7 @@ trajectory, as the papers' teacher does, and knows verbs, not environments.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from asyncrl.text.parse import Method
@@ -25,8 +25,11 @@ class DemoStep(NamedTuple):
     """Not the demonstrator's choice; executed, but not trained on."""
 
 
-def annotate(steps: Sequence[DemoStep], method: Method = "spark") -> list[str]:
-    """Responses in the format of ``method``, one a step (ReAct has no ``<explore>``: all its steps think)."""
+def annotate(steps: Sequence[DemoStep], method: Method = "spark", said: Callable[[], int] = lambda: 1) -> list[str]:
+    """Responses in the format of ``method``, one a step (ReAct has no ``<explore>``: all its steps think).
+
+    ``said``: how often the next step's reasoning is said before the action; more than once is hesitation.
+    """
     responses, seen = [], ""
     for i, step in enumerate(steps):
         seen += f" {step.observation.text.lower()}"
@@ -37,6 +40,7 @@ def annotate(steps: Sequence[DemoStep], method: Method = "spark") -> list[str]:
         else:
             tag, reason = "think", f"now {_verb(step.action)} {about}".strip()
         tag = tag if method == "spark" else "think"
+        reason = ", ".join([reason] * said())
         responses.append(f"<{tag}>{reason}</{tag}>\n<action>{step.action}</action>")
     return responses
 

@@ -7,8 +7,9 @@ The rows are a function of the environment, the configuration and ``sft.seed``.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -37,7 +38,8 @@ def expert_rows(spec: EnvSpec, split: str, tokenizer: Any, prompt: PromptConfig,
         rng.shuffle(ids)
         tried = (demonstrate(env, Task(spec.name, task_id, sft.seed), sft.slip, rng) for task_id in ids)
         kept = islice(filter(None, tried), sft.trajectories)
-        rows = [row for steps in kept for row in _rows(steps, encoder, prompt, sft)]
+        said = partial(_said, sft.hesitation, random.Random(sft.seed))
+        rows = [row for steps in kept for row in _rows(steps, encoder, prompt, sft, said)]
     if not rows:
         raise ValueError(f"sft: environment {spec.name!r} has no successful expert trajectory in split {split!r}")
     return rows
@@ -76,10 +78,19 @@ def demonstrate(env: Env, task: Task, slip: float, rng: random.Random) -> list[D
         observation = step.observation
 
 
-def _rows(steps: list[DemoStep], encoder: PromptEncoder, prompt: PromptConfig, sft: SftConfig) -> list[Row]:
+def _said(hesitation: float, rng: random.Random) -> int:
+    times = 1
+    while rng.random() < hesitation:
+        times += 1
+    return times
+
+
+def _rows(
+    steps: list[DemoStep], encoder: PromptEncoder, prompt: PromptConfig, sft: SftConfig, said: Callable[[], int]
+) -> list[Row]:
     past = [(step.observation, step.action) for step in steps]
     return [
         (encoder.encode(step.observation, past[:i], list_actions=sft.list_actions), encoder.encode_response(response))
-        for i, (step, response) in enumerate(zip(steps, annotate(steps, prompt.method), strict=True))
+        for i, (step, response) in enumerate(zip(steps, annotate(steps, prompt.method, said), strict=True))
         if not step.slip
     ]

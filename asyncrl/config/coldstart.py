@@ -19,6 +19,9 @@ class SftConfig(Strict):
     """Share of the demonstrator's steps replaced by a random admissible action that is not trained on."""
     demonstrator: dict[str, Any] = {}
     """Environment options that hold while it demonstrates, on top of ``env.options``: e.g. a less certain expert."""
+    hesitation: float = Field(0.0, ge=0, lt=1)
+    """Chance that a demonstrated reasoning is said once more, and again once more, before the action: what a policy
+    needs to have learned for a recipe that cuts thinking short."""
     list_actions: bool = False
     """Whether prompts show the admissible actions; SPARK's cold start leaves them out."""
     seed: int = 0

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from asyncrl.config.engine import EngineConfig
 from asyncrl.engine import fleet as module
@@ -83,6 +83,26 @@ def test_a_dead_generator_is_routed_around_until_none_is_left(death: Exception, 
         handles[1].failure = death
         with pytest.raises(GenerationFailed, match=f"all 2 generators are dead; the last: generator-1 died: {cause}"):
             await fleet.generate([1], SAMPLING, key="c", near="0")
+
+    asyncio.run(main())
+
+
+def test_a_generator_that_is_out_of_reach_for_a_while_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FENCED_RETRY_S", 0.01)
+    handles = [Handle(), Handle()]
+
+    async def main() -> None:
+        fleet = Fleet(handles, CONFIG)
+        await fleet.generate([1], SAMPLING, key="before", near="0")
+        (home,) = (handle for handle in handles if handle.keys)
+        home.failure = ActorUnavailableError("the network is down", None)
+        await fleet.generate([1], SAMPLING, key="meanwhile", near="0")
+        assert home.keys == ["before"] and fleet.living() == [0, 1]
+        home.failure = None
+        await asyncio.sleep(0.02)
+        for i in range(10):
+            await fleet.generate([1], SAMPLING, key=f"after{i}", near=f"other{i}")
+        assert len(home.keys) > 1
 
     asyncio.run(main())
 

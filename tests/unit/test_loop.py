@@ -213,6 +213,38 @@ def test_engine_and_learner_that_disagree_after_a_publish_end_the_run() -> None:
     assert "the engine serves other weights" in str(caught.value.exceptions[0])
 
 
+def test_a_publish_whose_probes_nobody_scores_is_told_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Busy(World):
+        async def score_everywhere(self, probes: Sequence[Any]) -> list[list[list[float]]]:
+            raise RuntimeError("no generator scored the probes: too busy")
+
+    state, _ = run(Busy(0))
+    assert "publish 1 is not checked: no generator scored the probes: too busy" in caplog.text
+    assert (state.version, state.totals.logprob_gap_max) == (6, 0.0)
+
+
+def test_the_check_of_a_publish_goes_on_beside_the_next_batch_and_ends_before_the_next_publish() -> None:
+    events: list[str] = []
+
+    class Slow(World):
+        async def score_everywhere(self, probes: Sequence[Any]) -> list[list[list[float]]]:
+            for _ in range(200):  # longer than any wait or update
+                await asyncio.sleep(0)
+            events.append("checked")
+            return [[[-1.0] for _ in probes]]
+
+        async def update(self, batch: Sequence[Any]) -> dict[str, float]:
+            events.append("update")
+            return await super().update(batch)
+
+        async def pause(self, members: object) -> list[int]:
+            events.append("publish")
+            return await super().pause(members)
+
+    run(Slow(0))
+    assert events[:5] == ["update", "publish", "update", "checked", "publish"]
+
+
 def test_lag_is_measured_in_versions_and_in_updates() -> None:
     state, _ = run(World(2), max_lag=2)
     assert state.update == state.version == 6

@@ -79,6 +79,27 @@ def test_a_slip_is_not_what_was_sought():
     assert "seek mug" in annotate(steps)[0]
 
 
+def test_hesitation_says_the_reasoning_again_and_the_action_once():
+    steps = demo(("hall", "go kitchen"), ("kitchen: mug", "take mug"))
+    often = iter([3, 1])
+    assert annotate(steps, said=lambda: next(often)) == [
+        "<explore>seek mug in kitchen, seek mug in kitchen, seek mug in kitchen</explore>\n<action>go kitchen</action>",
+        "<think>now take mug</think>\n<action>take mug</action>",
+    ]
+
+
+def test_the_share_of_hesitation_is_the_one_asked_for(tokenizer):
+    def responses(hesitation: float) -> list[str]:
+        sft = SftConfig(trajectories=60, hesitation=hesitation)
+        return [tokenizer.decode(ids) for _, ids in expert_rows(PANTRY, "train", tokenizer, PROMPT, sft)]
+
+    plain, hesitant = responses(0.0), responses(0.5)
+    assert [text.split("<action>")[1] for text in plain] == [text.split("<action>")[1] for text in hesitant]
+    assert not any(", " in text for text in plain)
+    share = sum("," in text.split("</")[0] for text in hesitant) / len(hesitant)
+    assert share == pytest.approx(0.5, abs=0.1)
+
+
 @pytest.mark.parametrize("method", ["spark", "react"])
 def test_every_annotated_response_is_valid_and_keeps_its_action(method):
     env, rng, checked = Pantry(hunch=0.5), random.Random(0), 0
