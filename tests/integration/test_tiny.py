@@ -1,20 +1,26 @@
 """Tiny models and the loading of model folders."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.coldstart.texts import environment_texts
+from asyncrl.config.load import ConfigError, load
 from asyncrl.config.model import TinyConfig
 from asyncrl.config.prompt import PromptConfig
 from asyncrl.env import find_env
+from asyncrl.model import tiny
 from asyncrl.model.folder import ModelNotFound
 from asyncrl.model.load import load_causal_lm, load_tokenizer
 from asyncrl.model.tiny import TAGS, make_tiny
+from asyncrl.ops.preflight import preflight
 
 pytestmark = pytest.mark.integration
 
 CONFIG = TinyConfig(layers=1, hidden=64, heads=2, kv_heads=1, intermediate=32, vocab=512, max_length=128)
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 PROMPT = PromptConfig(style="compact", history=2)
 
 
@@ -88,3 +94,18 @@ def test_a_tokenizer_without_chat_template_is_refused(folder, tmp_path):
 
 def test_dtype(folder):
     assert load_causal_lm(folder, "bfloat16").dtype is torch.bfloat16
+
+
+def test_a_tokenizer_without_reasoning_tags_is_refused_before_a_run_that_cuts_thinking(folder, tmp_path, monkeypatch):
+    def problems(path: Path) -> str:
+        lines = [f"model.path={path}", "thinking={cap: 16, min_tokens: 4, window: 2}"]
+        try:
+            preflight(load(QUICKSTART, ["sft=null", *lines]))
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    monkeypatch.setattr(tiny, "TAGS", ())
+    without = make_tiny(tmp_path / "without", CONFIG, ["go kitchen"])
+    assert problems(folder) == ""
+    assert "thinking.tti: <think> and its closer must be single tokens" in problems(without)

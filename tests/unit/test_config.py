@@ -99,6 +99,11 @@ def test_dump_round_trips(tmp_path: Path) -> None:
         ("tree.roots", ["'tree.roots'", "expected key.path=value"]),
         ("=3", ["expected key.path=value"]),
         ("env.name.x=1", ["env.name is a value, not a section"]),
+        ("thinking={window: 0}", ["thinking.window", "greater than or equal to 1", "got 0"]),
+        ("thinking={eps: -1}", ["thinking.eps", "must be greater than 0", "got -1"]),
+        ("thinking={eta: 0.5}", ["thinking", "eta: of no effect without tds", "set tds=true"]),
+        ("thinking={top_j: 1}", ["thinking", "top_j=1", "confidence=top1"]),
+        ("thinking={cap: 5000}", ["thinking.cap=5000", "below sampling.max_tokens="]),
         ("tree.roots=[1", ["override 'tree.roots=[1'", "not valid YAML"]),
     ],
 )
@@ -119,6 +124,11 @@ def test_gpus_that_no_transport_joins_are_refused(tmp_path: Path, gpus: tuple[st
     message = problem(tmp_path, BASE, f"engine.gpus={gpus[0]}", f"learner.gpus={gpus[1]}")
     assert f"engine.gpus={gpus[0]} and learner.gpus={gpus[1]}" in message
     assert "a GPU for each actor" in message
+
+
+def test_two_learner_ranks_cannot_share_a_gpu(tmp_path: Path) -> None:
+    message = problem(tmp_path, BASE, "engine.gpus=0.3", "learner.gpus=0.3", "learner.world_size=2")
+    assert "one GPU, shared by generators and one learner rank" in message
 
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
