@@ -111,8 +111,9 @@ class Thinking:
         self._fresh = torch.tensor([0, 0, NEVER, 0, NEVER, 0], device=device)
         # By slot and place; ``extremes`` at place t are over the tokens before it.
         self._values = torch.zeros(slots, max_tokens, 5, device=device)
-        self._extremes = torch.zeros(slots, max_tokens + 1, 4, device=device)
-        self._tokens = torch.zeros(slots, max_tokens, dtype=torch.int64, device=device)
+        measured = slots if config else 0
+        self._extremes = torch.zeros(measured, max_tokens + 1, 4, device=device)
+        self._tokens = torch.zeros(measured, max_tokens, dtype=torch.int64, device=device)
         # By slot.
         self._temperature = torch.ones(slots, device=device)
         self._state = torch.zeros(slots, len(self._fresh), dtype=torch.int64, device=device)
