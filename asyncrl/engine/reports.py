@@ -5,10 +5,13 @@ together by the next; whoever waits for a report may be cancelled without harm t
 """
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from typing import Any
 
 from asyncrl.types import Signals
+
+log = logging.getLogger(__name__)
 
 TURN = "turn"
 """In ``SamplingParams.extra_args``, the turn's name; unique to a submission, or a turn that is withdrawn and submitted
@@ -69,5 +72,7 @@ class Reports:
 
 
 async def _drop(llm: Any, name: str) -> None:
-    if not llm.errored:
+    try:
         await llm.collective_rpc("drop_turns", args=([name],))
+    except Exception as error:  # the engine ends, and what it keeps of its turns with it
+        log.debug("turn %s is not dropped: %r", name, error)
