@@ -69,8 +69,11 @@ fi
 # Without dependencies: the list is complete, and resolving would pull in a torchvision that breaks a CPU torch.
 install --requirement "$lock"
 install --no-build-isolation --editable .
-# What every run imports is byte-compiled here and not in five of a first run's processes at once.
-.venv/bin/python -c "import asyncrl.ops.quickstart, asyncrl.learner.rank, asyncrl.engine.transfer, vllm.v1.engine.core, vllm.v1.worker.gpu_model_runner" \
-    >/dev/null 2>&1 || true
+if [[ $extra == cpu ]]; then
+    # What every run imports is byte-compiled here and not in five of a first run's processes at once.
+    .venv/bin/python -W ignore -c "
+import asyncrl.engine.transfer, asyncrl.learner.rank, asyncrl.ops.quickstart
+import vllm.v1.engine.core, vllm.v1.worker.gpu_model_runner" >/dev/null
+fi
 echo "$state" >"$stamp"
 echo "setup: done in $SECONDS s; next: make quickstart, or .venv/bin/asyncrl --help"

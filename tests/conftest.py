@@ -39,17 +39,15 @@ def ray_cluster() -> Iterator[None]:
 
 def save_tiny_model(path: Path, tied: bool, seed: int = 0) -> Path:
     """A random Qwen3 model without a tokenizer: 256 tokens, end token 2, distributions far from uniform."""
-    import torch
-    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+    from transformers import GenerationConfig
 
-    torch.manual_seed(seed)
-    config = Qwen3Config(
+    from tests.tiny_qwen import tiny_qwen
+
+    model = tiny_qwen(
+        seed,
         vocab_size=256,
         hidden_size=64,
         intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
         head_dim=32,
         max_position_embeddings=1024,
         tie_word_embeddings=tied,
@@ -58,7 +56,6 @@ def save_tiny_model(path: Path, tied: bool, seed: int = 0) -> Path:
         bos_token_id=None,
         pad_token_id=0,
     )
-    model = Qwen3ForCausalLM(config)
     model.generation_config = GenerationConfig(eos_token_id=[2], pad_token_id=0)
     model.save_pretrained(path)
     return path

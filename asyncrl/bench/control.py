@@ -24,30 +24,30 @@ from asyncrl.config.engine import EngineConfig
 from asyncrl.config.thinking import ThinkingConfig
 from asyncrl.engine.generator import Generator, sampling_params
 from asyncrl.runtime.system import ACTOR_ENV
-from asyncrl.types import Sampling
 
 PROMPT = 64
 """Tokens."""
 TOP = 20
-WAYS = ("plain", "log-prob", "control", "vLLM's log-prob", f"top {TOP}")
-"""No log-probs; the sampled token's; that and T2PO's signals and rules; the sampled token's from vLLM itself; those of
-the likeliest tokens, which the signals would else be computed from."""
+
+Way = Callable[[Sequence[int]], Awaitable[int]]
+"""Answers a prompt; returns the length of the response."""
 
 
 class Served(Generator):
-    async def raw(self, prompt: Sequence[int], tokens: int, logprobs: int | None) -> int:
-        """A response of ``tokens`` tokens with that many log-probs a token; returns its length."""
-        params = sampling_params(max_tokens=tokens, ignore_eos=True, logprobs=logprobs)
-        result, _ = await self._complete(prompt, params, "raw")
-        return len(result.outputs[0].token_ids)
+    async def answer(self, prompt: Sequence[int], tokens: int, logprobs: int | None = None, own: bool = False) -> int:
+        """A response of ``tokens`` tokens, whatever they are; returns their number.
 
-    async def turn(self, prompt: Sequence[int], tokens: int) -> int:
-        generation = await self.generate(prompt, Sampling(temperature=1.0, max_tokens=tokens), "turn")
-        return len(generation.token_ids)
+        Args:
+            logprobs: how many a token vLLM returns itself.
+            own: go the way of a run, where the engine's own processor reports on the turn.
+        """
+        params = sampling_params(max_tokens=tokens, ignore_eos=True, logprobs=logprobs)
+        result, _ = await self._complete(prompt, params, "turn", measured=own)
+        return len(result.outputs[0].token_ids)
 
 
 async def measure(model: Path, in_flight: int, tokens: int, rounds: int) -> dict[str, list[float]]:
-    """Tokens a second of each of :data:`WAYS` in each round.
+    """Tokens a second in each round, by way of generating.
 
     Args:
         model: a folder in Hugging Face format whose tokenizer has the reasoning tags.
@@ -63,30 +63,21 @@ async def measure(model: Path, in_flight: int, tokens: int, rounds: int) -> dict
         kv_cache_gib=0.5,
         enforce_eager=not gpu,
     )
-    dtype = "bfloat16" if gpu else "float32"
-    engine, control = (
-        Served(str(model), config, dtype, 0, thinking=thinking) for thinking in (None, ThinkingConfig(tds=True))
-    )
-    ways: dict[str, Callable[[Sequence[int]], Awaitable[int]]] = dict(
-        zip(
-            WAYS,
-            (
-                lambda prompt: engine.raw(prompt, tokens, None),
-                lambda prompt: engine.turn(prompt, tokens),
-                lambda prompt: control.turn(prompt, tokens),
-                lambda prompt: engine.raw(prompt, tokens, 0),
-                lambda prompt: engine.raw(prompt, tokens, TOP),
-            ),
-            strict=True,
-        )
-    )
-    rates: dict[str, list[float]] = {way: [] for way in WAYS}
+    engine, control = (Served(str(model), config, _dtype(), 0, thinking=how) for how in (None, ThinkingConfig()))
+    ways: dict[str, Way] = {
+        "plain": lambda prompt: engine.answer(prompt, tokens),
+        "log-prob": lambda prompt: engine.answer(prompt, tokens, own=True),
+        "control": lambda prompt: control.answer(prompt, tokens, own=True),
+        "vLLM's log-prob": lambda prompt: engine.answer(prompt, tokens, logprobs=0),
+        f"top {TOP}": lambda prompt: engine.answer(prompt, tokens, logprobs=TOP),  # to make the signals of, elsewhere
+    }
+    rates: dict[str, list[float]] = {way: [] for way in ways}
     draw = random.Random(0)
     try:
         await engine.start()
         await control.start()
         for number in range(rounds + 1):
-            for way in draw.sample(WAYS, len(WAYS)):
+            for way in draw.sample(list(ways), len(ways)):
                 # New ones each time: none finds its prefix cached.
                 prompts = [draw.choices(range(3, 500), k=PROMPT) for _ in range(in_flight)]
                 began = time.perf_counter()
@@ -111,19 +102,16 @@ def table(rates: dict[str, list[float]]) -> str:
 
 def run(model: str, in_flight: int, tokens: int, rounds: int, to: Path | None) -> str:
     """Measure ``model``, a folder or one of ``SHAPES``; ``to`` gets all figures as JSON. Returns a Markdown table."""
+    os.environ |= ACTOR_ENV
     with tempfile.TemporaryDirectory() as made:
-        os.environ |= ACTOR_ENV
-        gpu = torch.cuda.is_available()
-        dtype = "bfloat16" if gpu else "float32"
-        folder = make_model(model, Path(made), dtype) if model in SHAPES else Path(model)
+        folder = make_model(model, Path(made), _dtype()) if model in SHAPES else Path(model)
         rates = asyncio.run(measure(folder, in_flight, tokens, rounds))
     if to:
-        device = torch.cuda.get_device_name() if gpu else "CPU"
-        facts = {
-            "command": sys.argv,
-            "device": device,
-            "torch": torch.__version__,
-            "tokens_per_s": rates,
-        }
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+        facts = {"command": sys.argv, "device": device, "torch": torch.__version__, "tokens_per_s": rates}
         to.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return table(rates)
+
+
+def _dtype() -> str:
+    return "bfloat16" if torch.cuda.is_available() else "float32"

@@ -4,7 +4,6 @@ Invariants: the order of the rows is a function of the seed alone; every epoch s
 """
 
 import logging
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -40,9 +39,7 @@ async def cold_start(config: RunConfig, sft: SftConfig, model_path: str, out: Pa
     spec = find_env(config.env.name, config.env.options)
     rows = expert_rows(spec, config.env.train_split, load_tokenizer(model_path), config.prompt, sft)
     log.info("cold start: %d rows from %d expert trajectories", len(rows), sft.trajectories)
-    # Nothing runs beside it, so it takes every core that the machine gives.
-    settings = {"lr": sft.lr, "warmup_updates": 0, "threads": len(os.sched_getaffinity(0))}
-    learner = config.learner.model_copy(update=settings)
+    learner = config.learner.model_copy(update={"lr": sft.lr, "warmup_updates": 0})
     group = LearnerGroup.create(model_path, learner, algo=None, dtype=config.model.dtype, seed=sft.seed)
     try:
         await group.start()

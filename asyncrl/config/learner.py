@@ -14,7 +14,7 @@ class LearnerConfig(Strict):
     """GPUs of one rank: 0 for the CPU, or a part of the one GPU it shares with the generators."""
     cpus: float = Field(1, ge=0)
     threads: int | None = Field(None, ge=1)
-    """CPU threads of one rank; None leaves it to PyTorch."""
+    """CPU threads of one rank; None takes what Ray allows an actor: one for each of ``cpus``."""
     zero_stage: Literal[0, 1, 2, 3] = 1
     lr: float = Field(1e-6, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)

@@ -37,7 +37,7 @@ GRACE_S = 10.0
 STATS_TIMEOUT_S = 20.0
 """Counters are only looked at: whose are not there soon are done without."""
 FENCED_RETRY_S = 1.0
-"""How long a client leaves a fenced generator alone: a publish may have refitted it since."""
+"""How long a client leaves a generator alone that is fenced, which a publish may have ended since, or out of reach."""
 ADVICE = (
     "its last lines are in this run's output and in Ray's session logs; if memory ran out, lower "
     "engine.kv_cache_gib, engine.gpu_memory_utilization or engine.max_num_seqs; then start the run again"
@@ -68,7 +68,7 @@ class Fleet:
         self._config = config
         self._load = [0] * len(self.handles)
         self._dead: dict[int, str] = {}
-        self._fenced_until: dict[int, float] = {}
+        self._alone_until: dict[int, float] = {}
         self._home: OrderedDict[str, int] = OrderedDict()
 
     @classmethod
@@ -118,7 +118,7 @@ class Fleet:
                 raise GenerationFailed(f"{_name(at)}, turn {key}: {cause_of(error)}") from error
             finally:
                 self._load[at] -= 1
-        raise GenerationFailed(f"turn {key}: every generator was fenced for {bound:g} s, and no publish completed")
+        raise GenerationFailed(f"turn {key}: every generator was fenced or out of reach for {bound:g} s")
 
     def living(self) -> list[int]:
         """Indices of those not known to be dead. Raises GeneratorDied when none is left."""
@@ -131,7 +131,7 @@ class Fleet:
     def _route(self, near: str) -> int | None:
         """Whom to ask; None while all are fenced."""
         try:
-            serving = [at for at in self.living() if self._fenced_until.get(at, 0.0) <= now()]
+            serving = [at for at in self.living() if self._alone_until.get(at, 0.0) <= now()]
         except GeneratorDied as error:
             raise GenerationFailed(str(error)) from error
         if not serving:
@@ -230,7 +230,7 @@ class Fleet:
         return answers, failures
 
     def _leave_alone(self, at: int) -> None:
-        self._fenced_until[at] = now() + FENCED_RETRY_S
+        self._alone_until[at] = now() + FENCED_RETRY_S
 
     async def _ask(self, at: int, method: str, timeout_s: float, *args: Any) -> Any:
         reference = getattr(self.handles[at], method).remote(*args)

@@ -8,7 +8,7 @@ of turns in one call, when the front end has the turn's tokens already and so kn
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ class Turns(ABC):
         self.drop(known)
         return [reports.get(key) for key in lengths]
 
-    def drop(self, keys: Sequence[str] | Mapping[str, int]) -> None:
+    def drop(self, keys: Iterable[str]) -> None:
         """Forget turns, finished or aborted; unknown keys are passed over."""
         self.commit()
         for key in keys:

@@ -17,14 +17,15 @@ TURN = "turn"
 """In ``SamplingParams.extra_args``, the turn's name; unique to a submission, or a turn that is withdrawn and submitted
 anew would be taken with what is left of the first."""
 
-
 Report = tuple[list[float], Signals | None]
 """Log-probs and signals: :class:`asyncrl.engine.thinking.Report`, as it arrives."""
+Waiting = dict[str, tuple[int, asyncio.Future[Report]]]
+"""By a turn's name: its number of tokens, and where the report goes."""
 
 
 class Reports:
     def __init__(self) -> None:
-        self._waiting: dict[str, tuple[int, asyncio.Future[Report]]] = {}
+        self._waiting: Waiting = {}
         self._fetching = False
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -47,28 +48,33 @@ class Reports:
 
     async def _fetch(self, llm: Any) -> None:
         await asyncio.sleep(0)  # others end in this pass of the event loop
-        while self._waiting:
-            waiting, self._waiting = self._waiting, {}
-            why = "it does not know the turn"
-            try:
-                lengths = {name: length for name, (length, _) in waiting.items()}
-                (rows,) = await llm.collective_rpc("take_turns", args=(lengths,))
-            except Exception as error:
-                rows, why = [None] * len(waiting), repr(error)
-            for (name, (_, report)), row in zip(waiting.items(), rows, strict=True):
-                if report.done():
-                    continue
-                if row is None:
-                    report.set_exception(RuntimeError(f"the engine reported nothing of turn {name}: {why}"))
-                else:
-                    logprobs, signals = row
-                    report.set_result((logprobs, signals and Signals(*signals)))
-        self._fetching = False
+        try:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, {}
+                await _deliver(llm, waiting)
+        finally:
+            self._fetching = False
 
     def _begin(self, call: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(call)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
+
+
+async def _deliver(llm: Any, waiting: Waiting) -> None:
+    lengths, why = {name: length for name, (length, _) in waiting.items()}, "it does not know the turn"
+    try:
+        (rows,) = await llm.collective_rpc("take_turns", args=(lengths,))
+    except Exception as error:
+        rows, why = [None] * len(waiting), repr(error)
+    for (name, (_, report)), row in zip(waiting.items(), rows, strict=True):
+        if report.done():
+            continue
+        if row is None:
+            report.set_exception(RuntimeError(f"the engine reported nothing of turn {name}: {why}"))
+        else:
+            logprobs, signals = row
+            report.set_result((logprobs, signals and Signals(*signals)))
 
 
 async def _drop(llm: Any, name: str) -> None:

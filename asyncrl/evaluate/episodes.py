@@ -5,11 +5,9 @@ Invariants: a lost episode is in no share; keys are negative and never meet a tr
 
 import asyncio
 import logging
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 from ray.exceptions import RayError
 
@@ -72,6 +70,8 @@ async def evaluate(coordinators: Coordinators, tasks: Sequence[Task], at_once: i
 
 def report(outcomes: Sequence[GroupSummary | EpisodeLost]) -> EvalReport:
     """Raises RuntimeError when every episode was lost, with the commonest causes."""
+    from scipy.stats import binomtest  # takes a second to import, and only a report needs it
+
     losses = [outcome.args for outcome in outcomes if isinstance(outcome, EpisodeLost)]
     tally = Tally.of(outcome for outcome in outcomes if not isinstance(outcome, EpisodeLost))
     if not tally.groups:
@@ -79,23 +79,14 @@ def report(outcomes: Sequence[GroupSummary | EpisodeLost]) -> EvalReport:
         common = Counter(kind for kind, _ in losses).most_common(3)
         causes = "; ".join(f"{count} by {kind}, at last: {last[kind]}" for kind, count in common)
         raise RuntimeError(f"evaluation: all {len(outcomes)} episodes were lost, {causes}")
-    low, high = wilson(tally.successes, tally.leaves)
+    interval = binomtest(tally.successes, tally.leaves).proportion_ci(method="wilson")
     return EvalReport(
         episodes=tally.groups,
         lost=len(losses),
         success=tally.success,
-        success_low=low,
-        success_high=high,
+        success_low=float(interval.low),
+        success_high=float(interval.high),
         valid_turns=tally.valid,
         turns_mean=tally.leaf_turns_mean,
         tokens_mean=tally.tokens / tally.groups,
     )
-
-
-def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Score interval of a share of ``trials >= 1`` (Wilson 1927)."""
-    z, share = NormalDist().inv_cdf((1 + confidence) / 2), successes / trials
-    centre = share + z * z / (2 * trials)
-    half = z * math.sqrt(share * (1 - share) / trials + (z / (2 * trials)) ** 2)
-    scale = 1 + z * z / trials
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)

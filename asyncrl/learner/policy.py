@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def load(path: str, dtype: str, device: torch.device) -> PreTrainedModel:
     """The causal language model in folder ``path``, on ``device`` and set up for packed rows."""
-    return load_causal_lm(path, dtype, attention.register()).to(device)
+    model = load_causal_lm(path, dtype, attention.register())
+    return model.to(device)  # type: ignore[arg-type]  # a decorator hides that it is a method
 
 
 def logprobs(model: nn.Module, packed: Packed, temperature: float, entropy_grad: bool = False) -> tuple[Tensor, Tensor]:

@@ -232,7 +232,7 @@ class Expansion:
             try:
                 again = await generate(key=f"{name}.{attempt}")
             except GenerationFailed as error:
-                log.warning("turn %s keeps its first sample: %s", name, error)
+                log.warning("turn %s is not sampled again: %s", name, error)
                 break
             self._counters["resamples"] += 1
             self._counters["tokens_discarded"] += len(generation.token_ids)

@@ -70,7 +70,7 @@ class WandbSink:
         record: dict[str, Any] = dict(metrics)
         for name, values in histograms.items():
             if len(values):
-                record[name] = wandb.Histogram(np.asarray(values, dtype=np.float64))
+                record[name] = wandb.Histogram(np.asarray(values, dtype=np.float64))  # type: ignore[arg-type]
         # By name, because of two patterns that fit a name W&B may take either.
         for name in record.keys() - self._seen:
             if not name.startswith(OVER_STEP):

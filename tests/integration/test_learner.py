@@ -15,7 +15,7 @@ import pytest
 import ray
 import torch
 from safetensors.torch import load
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from asyncrl.coldstart.sft import train_sft
 from asyncrl.config.algo import AlgoConfig
@@ -24,6 +24,7 @@ from asyncrl.config.learner import LearnerConfig
 from asyncrl.learner.group import LearnerError, LearnerGroup
 from asyncrl.learner.rank import LearnerRank
 from asyncrl.types import TurnSample, VersionSpan, token_digest
+from tests.tiny_qwen import tiny_qwen
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 VOCAB = 64
@@ -66,19 +67,8 @@ class ProbeRank(LearnerRank):
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=48,
-        tie_word_embeddings=True,
-    )
     path = tmp_path_factory.mktemp("model")
-    Qwen3ForCausalLM(config).save_pretrained(path)
+    tiny_qwen(vocab_size=VOCAB, tie_word_embeddings=True).save_pretrained(path)
     (path / "tokenizer.json").write_text("{}")
     return str(path)
 

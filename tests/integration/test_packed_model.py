@@ -3,28 +3,19 @@
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from asyncrl.learner import attention
 from asyncrl.learner.batch import PADDING, Row, pack, row_of
 from asyncrl.learner.policy import logprobs
+from tests.tiny_qwen import tiny_qwen
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
 def model() -> Qwen3ForCausalLM:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=60,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=48,
-    )
-    return Qwen3ForCausalLM(config)
+    return tiny_qwen(vocab_size=60)
 
 
 def test_packed_equals_unpacked(model: Qwen3ForCausalLM) -> None:

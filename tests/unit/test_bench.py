@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asyncrl import cli
-from asyncrl.bench import asynchrony, compare, runs
+from asyncrl.bench import asynchrony, compare, control, runs
 from asyncrl.config.load import load
 
 RATES = {"sync": 20.0, "one_step": 30.0, "async": 45.0}
@@ -223,3 +223,8 @@ def test_an_interrupt_ends_the_run_that_is_under_way(tmp_path: Path, monkeypatch
     finally:
         signal.signal(signal.SIGALRM, before)
     assert log.read_text() == "began\nended\n"
+
+
+def test_what_control_costs_is_told_as_a_share_of_the_plain_engines_median() -> None:
+    lines = control.table({"plain": [900.0, 1000.0, 1400.0], "top 20": [800.0, 500.0, 600.0]}).splitlines()
+    assert lines[2:] == ["| plain | 1,000 | 1.000 | 900 to 1,400 |", "| top 20 | 600 | 0.600 | 500 to 800 |"]

@@ -209,7 +209,7 @@ def test_a_turn_waits_for_the_publish_that_ends_the_fence_of_all(monkeypatch: py
         handles[1].failure = None
         assert (await turn).token_ids == (2,)
         handles[1].failure = FENCED
-        with pytest.raises(GenerationFailed, match=r"turn b: every generator was fenced for 0\.2 s"):
+        with pytest.raises(GenerationFailed, match=r"turn b: every generator was fenced or out of reach for 0\.2 s"):
             await fleet.generate([1], SAMPLING, key="b")
 
     asyncio.run(main())

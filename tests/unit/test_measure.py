@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncrl.evaluate.episodes import report, wilson
+from asyncrl.evaluate.episodes import report
 from asyncrl.rollout.coordinator import EpisodeLost
 from asyncrl.rollout.summary import GroupSummary, Tally, summarise
 from asyncrl.runtime.ledger import GIVEN_UP, TRAINED, Entry, Ledger
@@ -217,14 +217,15 @@ def test_a_runs_totals_add_up_and_survive_json(seeds: list[int]) -> None:
     assert found["groups"] == sum(len(some_batch(seed).groups) for seed in seeds)
 
 
-def test_an_evaluation_reports_shares_of_finished_episodes() -> None:
-    def episode(turns: int, success: bool) -> GroupSummary:
-        forest = make_forest(roots=1, branch=2, leaves=1)
-        for i in range(turns):
-            forest.extend(0, make_turn(valid=i > 0, terminated=i == turns - 1, tokens=4))
-        forest.finish(0, success)
-        return summarise(forest.group(), 100)
+def episode(turns: int, success: bool) -> GroupSummary:
+    forest = make_forest(roots=1, branch=2, leaves=1)
+    for i in range(turns):
+        forest.extend(0, make_turn(valid=i > 0, terminated=i == turns - 1, tokens=4))
+    forest.finish(0, success)
+    return summarise(forest.group(), 100)
 
+
+def test_an_evaluation_reports_shares_of_finished_episodes() -> None:
     worker = EpisodeLost("env_worker", "no environment slot became free within 60 s")
     died = [EpisodeLost("generator", f"generator-{i} died") for i in range(2)]
     found = report([episode(1, True), worker, episode(3, False), *died[:1], episode(2, True)])
@@ -240,7 +241,6 @@ def test_an_evaluation_reports_shares_of_finished_episodes() -> None:
 
 @pytest.mark.parametrize(
     ("successes", "trials", "interval"),
-    # As scipy.stats.binomtest(successes, trials).proportion_ci(method="wilson") gives them.
     [
         (0, 1, (0.0, 0.7934506856227626)),
         (0, 40, (0.0, 0.08762160119728662)),
@@ -250,7 +250,8 @@ def test_an_evaluation_reports_shares_of_finished_episodes() -> None:
     ],
 )
 def test_the_interval_is_wilsons(successes: int, trials: int, interval: tuple[float, float]) -> None:
-    assert wilson(successes, trials) == pytest.approx(interval, abs=1e-12)
+    found = report([episode(1, success=i < successes) for i in range(trials)])
+    assert (found.success_low, found.success_high) == pytest.approx(interval, abs=1e-12)
 
 
 Ended = tuple[float, bool, bool]
