@@ -4,6 +4,7 @@ Invariants: the order of the rows is a function of the seed alone; every epoch s
 """
 
 import logging
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -39,7 +40,10 @@ async def cold_start(config: RunConfig, sft: SftConfig, model_path: str, out: Pa
     spec = find_env(config.env.name, config.env.options)
     rows = expert_rows(spec, config.env.train_split, load_tokenizer(model_path), config.prompt, sft)
     log.info("cold start: %d rows from %d expert trajectories", len(rows), sft.trajectories)
-    learner = config.learner.model_copy(update={"lr": sft.lr, "warmup_updates": 0})
+    changes: dict[str, Any] = {"lr": sft.lr, "warmup_updates": 0}
+    if not config.learner.gpus:  # no engine runs beside it yet
+        changes["threads"] = max(1, (os.cpu_count() or 1) // config.learner.world_size)
+    learner = config.learner.model_copy(update=changes)
     group = LearnerGroup.create(model_path, learner, algo=None, dtype=config.model.dtype, seed=sft.seed)
     try:
         await group.start()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algo.loss import Columns
+from asyncrl.config.algo import AlgoConfig
 from asyncrl.types import TurnSample, token_digest
 
 
@@ -128,6 +129,16 @@ def columns(
 def weight(samples: Sequence[TurnSample]) -> int:
     """What the summed loss of ``samples`` is divided by: trained tokens, each as often as its turn has copies."""
     return sum(sample.copies * sum(sample.loss_mask) for sample in samples)
+
+
+def with_gradient(samples: Sequence[TurnSample], algo: AlgoConfig) -> tuple[list[TurnSample], list[TurnSample]]:
+    """Those that the model has to see, at least one, and those that it need not: without divergence and entropy bonus
+    the loss of a turn without advantage is constant. The weight it is divided by counts both."""
+    if algo.kl_coef > 0 or algo.entropy_coef > 0:
+        return list(samples), []
+    seen = [sample for sample in samples if sample.advantage_pos or sample.advantage_neg] or list(samples[:1])
+    chosen = set(map(id, seen))
+    return seen, [sample for sample in samples if id(sample) not in chosen]
 
 
 def digests(packed: Packed) -> list[str]:

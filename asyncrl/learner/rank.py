@@ -19,7 +19,7 @@ from asyncrl.algo.loss import LossSum, cross_entropy, policy_loss
 from asyncrl.config.algo import AlgoConfig
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.learner import checkpoint, policy, zero
-from asyncrl.learner.batch import PADDING, Packed, Row, columns, digests, pack, row_of, weight
+from asyncrl.learner.batch import PADDING, Packed, Row, columns, digests, pack, row_of, weight, with_gradient
 from asyncrl.learner.gather import weight_source
 from asyncrl.learner.packing import plan, split_groups
 from asyncrl.learner.report import RankReport
@@ -85,12 +85,15 @@ class LearnerRank:
         report = RankReport()
         parts = split_groups(len(groups), self._learner.updates_per_batch)
         steps = [samples for part in parts if weight(samples := [s for i in part for s in groups[i]])]
+        seen = [with_gradient(samples, algo) for samples in steps]
         # Log-probs before the first step changes the policy; that step itself needs none, its own are those.
-        later = steps[1:] if algo.proximal == "recomputed" else []
-        anchors = [[x for _, x in self._forward([row_of(s) for s in step], self._temperature)] for step in later]
-        for samples, known in zip(steps, [[]] * (len(steps) - len(later)) + anchors, strict=True):
-            part = self._policy_part(samples, algo, known, report)
-            self._step([row_of(s) for s in samples], weight(samples), part, report)
+        later = seen[1:] if algo.proximal == "recomputed" else []
+        anchors = [[x for _, x in self._forward([row_of(s) for s in step], self._temperature)] for step, _ in later]
+        for samples, (chosen, idle), known in zip(steps, seen, [[]] * (len(steps) - len(later)) + anchors, strict=True):
+            if idle and self.rank == 0:
+                _compare(idle, pack([row_of(s) for s in idle]), report)
+            part = self._policy_part(chosen, algo, known, report)
+            self._step([row_of(s) for s in chosen], weight(samples), part, report)
         return report
 
     def sft_step(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]], lr: float) -> RankReport:

@@ -40,10 +40,10 @@ class RankReport:
 def merge(reports: Sequence[RankReport]) -> dict[str, float]:
     """One update's figures from all ranks' reports, in rank order.
 
-    Means over trained tokens and copies (``loss``, ``entropy``, ...), ``ess`` (effective sample size of the tokens'
-    importance, as a share: (sum w)^2 / (n sum w^2), arXiv 1809.04129), maxima (``ratio_max``), ``grad_norm`` (mean over
-    the steps), ``lr``, ``updates`` (optimizer steps of this call), ``rows``, ``tokens``, ``trained_tokens`` (once a
-    copy), ``micro_batches``, ``digests_checked`` and ``digest_mismatches``.
+    Means over the tokens that the model saw, once a copy (``loss``, ``entropy``, ...), ``ess`` (effective sample size
+    of their importance, as a share: (sum w)^2 / (n sum w^2), arXiv 1809.04129), maxima (``ratio_max``), ``grad_norm``
+    (mean over the steps), ``lr``, ``updates`` (optimizer steps of this call), ``rows`` and ``tokens`` that the model
+    saw, ``trained_tokens`` (once a copy), ``micro_batches``, ``digests_checked`` and ``digest_mismatches``.
     """
     first = reports[0]
     weight = sum(report.weight for report in reports)

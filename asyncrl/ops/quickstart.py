@@ -26,12 +26,13 @@ def quickstart(overrides: list[str]) -> dict[str, Any]:
         solved = sum(env.expert(Task(spec.name, id, config.runtime.seed)) is not None for id in ids)
     summary["success_expert"] = solved / len(ids)
     run.write_summary(summary)
-    draw(
-        {"quickstart": [read_curve(run.metrics)]},
-        run.path / "curve.png",
-        f"{spec.name}: success against generated tokens",
-        ("naive expert (held-out)", summary["success_expert"]),
-    )
+    if config.runtime.versions:
+        draw(
+            {"quickstart": [read_curve(run.metrics)]},
+            run.path / "curve.png",
+            f"{spec.name}: success against generated tokens",
+            ("naive expert (held-out)", summary["success_expert"]),
+        )
     shares = [100 * summary[f"success_{whose}"] for whose in ("coldstart", "final", "expert")]
     text = "held-out success %.1f %% after the cold start, %.1f %% at the end (naive expert %.1f %%); %s"
     log.info(text, *shares, run.path)
