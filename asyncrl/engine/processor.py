@@ -4,10 +4,12 @@ V1 serves the CPU, V2 serves GPUs, and each has its own interface for logits pro
 ``processor_v2``. Both are thin adapters of ``engine/thinking``, which holds the state.
 
 Invariants: a request takes part if and only if its ``extra_args`` name a turn; results leave between steps, any number
-of turns in one call, when the front end has the turn's tokens already and so knows how many there are.
+of turns in one call, when the front end has the turn's tokens already and so knows how many there are; a call does not
+wait for the device, so what it asks for may come with a later one.
 """
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +19,7 @@ from vllm.config import VllmConfig
 
 from asyncrl.config.thinking import ThinkingConfig
 from asyncrl.engine.reports import TURN
-from asyncrl.engine.thinking import Report, Tag, Thinking
+from asyncrl.engine.thinking import Readback, Report, Tag, Thinking
 
 
 def engine_arguments(config: ThinkingConfig | None, tags: Sequence[Tag] = (), gpu: bool = False) -> dict[str, Any]:
@@ -42,6 +44,7 @@ class Turns(ABC):
         # Finished turns keep theirs until they are fetched.
         slots = 2 * vllm_config.scheduler_config.max_num_seqs + 1
         self.core = Thinking(config, settings["tags"], vocab, longest, device, slots)
+        self._coming: deque[Readback] = deque()
 
     @abstractmethod
     def commit(self) -> None:
@@ -51,13 +54,20 @@ class Turns(ABC):
     def forget(self, key: str) -> None:
         """Write nothing more to the slot of ``key``."""
 
-    def take(self, lengths: Mapping[str, int]) -> list[Report | None]:
-        """Reports of finished turns, given with their numbers of tokens; None for an unknown one. They are dropped."""
+    def take(self, lengths: Mapping[str, int]) -> dict[str, Report | None]:
+        """Begin to fetch the reports of finished turns, given with their numbers of tokens, and forget the turns.
+
+        Returns the reports that are there, of this call's turns and of earlier ones'; None for an unknown turn.
+        """
         self.commit()
         known = {key: length for key, length in lengths.items() if key in self.core}
-        reports = dict(zip(known, self.core.report(known) if known else [], strict=True))
-        self.drop(known)
-        return [reports.get(key) for key in lengths]
+        if known:
+            self._coming.append(self.core.report(known))
+            self.drop(known)
+        found: dict[str, Report | None] = dict.fromkeys(lengths.keys() - known)
+        while self._coming and self._coming[0].ready():
+            found |= self._coming.popleft().get()
+        return found
 
     def drop(self, keys: Iterable[str]) -> None:
         """Forget turns, finished or aborted; unknown keys are passed over."""
@@ -72,7 +82,7 @@ class TurnWorker:
 
     model_runner: Any
 
-    def take_turns(self, lengths: Mapping[str, int]) -> list[Report | None]:
+    def take_turns(self, lengths: Mapping[str, int]) -> dict[str, Report | None]:
         return self._turns().take(lengths)
 
     def drop_turns(self, keys: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ together by the next; whoever waits for a report may be cancelled without harm t
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from asyncrl.types import Signals
@@ -19,13 +19,17 @@ anew would be taken with what is left of the first."""
 
 Report = tuple[list[float], Signals | None]
 """Log-probs and signals: :class:`asyncrl.engine.thinking.Report`, as it arrives."""
-Waiting = dict[str, tuple[int, asyncio.Future[Report]]]
-"""By a turn's name: its number of tokens, and where the report goes."""
+
+
+COLLECT_S = 0.01
+"""Between two calls for reports that are on their way: a call takes the engine's time, a turn lasts far longer."""
 
 
 class Reports:
     def __init__(self) -> None:
-        self._waiting: Waiting = {}
+        self._ended: dict[str, int] = {}
+        """Turns to ask for: name and number of tokens."""
+        self._awaited: dict[str, asyncio.Future[Report]] = {}
         self._fetching = False
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -35,8 +39,8 @@ class Reports:
         Raises:
             RuntimeError: the engine does not know the turn, or does not answer.
         """
-        report: asyncio.Future[Report] = asyncio.get_running_loop().create_future()
-        self._waiting[name] = length, report
+        self._ended[name] = length
+        report = self._awaited[name] = asyncio.get_running_loop().create_future()
         if not self._fetching:
             self._fetching = True
             self._begin(self._fetch(llm))
@@ -49,32 +53,33 @@ class Reports:
     async def _fetch(self, llm: Any) -> None:
         await asyncio.sleep(0)  # others end in this pass of the event loop
         try:
-            while self._waiting:
-                waiting, self._waiting = self._waiting, {}
-                await _deliver(llm, waiting)
+            while self._awaited:
+                ended, self._ended = self._ended, {}
+                try:
+                    (found,) = await llm.collective_rpc("take_turns", args=(ended,))
+                except Exception as error:
+                    self._fail(self._awaited.keys() - self._ended, repr(error))
+                    continue
+                for name, row in found.items():
+                    if row is None:
+                        self._fail([name], "it does not know the turn")
+                    elif (report := self._awaited.pop(name, None)) and not report.done():
+                        logprobs, signals = row
+                        report.set_result((logprobs, signals and Signals(*signals)))
+                if self._awaited and not self._ended:
+                    await asyncio.sleep(COLLECT_S)
         finally:
             self._fetching = False
+
+    def _fail(self, names: Iterable[str], why: str) -> None:
+        for name in names:
+            if (report := self._awaited.pop(name, None)) and not report.done():
+                report.set_exception(RuntimeError(f"the engine reported nothing of turn {name}: {why}"))
 
     def _begin(self, call: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(call)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
-
-
-async def _deliver(llm: Any, waiting: Waiting) -> None:
-    lengths, why = {name: length for name, (length, _) in waiting.items()}, "it does not know the turn"
-    try:
-        (rows,) = await llm.collective_rpc("take_turns", args=(lengths,))
-    except Exception as error:
-        rows, why = [None] * len(waiting), repr(error)
-    for (name, (_, report)), row in zip(waiting.items(), rows, strict=True):
-        if report.done():
-            continue
-        if row is None:
-            report.set_exception(RuntimeError(f"the engine reported nothing of turn {name}: {why}"))
-        else:
-            logprobs, signals = row
-            report.set_result((logprobs, signals and Signals(*signals)))
 
 
 async def _drop(llm: Any, name: str) -> None:

@@ -6,7 +6,7 @@ Invariants:
 * What is kept is indexed by a token's place in the response, and a decision at place t looks only at places before t
   and at the row itself. So a row may come again (partial prefill, preemption, a token thrown away): the last one
   counts, and place 0 begins the turn afresh.
-* Only :meth:`Thinking.report` waits for the device: elsewhere no shape and no branch depends on a value there.
+* Only :meth:`Readback.get` waits for the device: elsewhere no shape and no branch depends on a value there.
 """
 
 from collections.abc import Mapping, Sequence
@@ -80,6 +80,40 @@ class Report(NamedTuple):
     """Of each token under the whole distribution it was drawn from; 0 for forced tokens, which were not drawn."""
     signals: Signals | None = None
     """None where only log-probs are kept."""
+
+
+class Readback:
+    """Reports on their way from the device: one transfer for all of them, which the engine's steps do not wait for."""
+
+    def __init__(self, packed: Tensor, lengths: Mapping[str, int], measured: bool, series: bool) -> None:
+        """``packed``: by turn, log-probs up to the longest turn's length, then the signals if ``measured``."""
+        self._packed, self._lengths, self._measured, self._series = packed, dict(lengths), measured, series
+        self._arrived: torch.cuda.Event | None = None
+        if packed.device.type == "cuda":
+            self._packed = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            self._packed.copy_(packed, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def ready(self) -> bool:
+        """Whether :meth:`get` need not wait."""
+        return self._arrived is None or self._arrived.query()
+
+    def get(self) -> dict[str, Report]:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        longest = max(self._lengths.values())
+        reports = {}
+        for (key, length), row in zip(self._lengths.items(), self._packed.tolist(), strict=True):
+            signals = None
+            if self._measured:
+                phi, entropy, confidence, top, *whole = row[longest : longest + 8]
+                thinking, number, start, stop = map(int, whole)
+                forced = (start, stop) if number else (0, 0)
+                m = row[longest + 8 :][:length] if self._series else None
+                signals = Signals(phi, entropy, confidence, top, thinking, RULES[number], forced, m)
+            reports[key] = Report(row[:length], signals)
+        return reports
 
 
 class Thinking:
@@ -232,18 +266,18 @@ class Thinking:
         return shown
 
     @torch.inference_mode()
-    def report(self, lengths: Mapping[str, int]) -> list[Report]:
-        """What turns leave behind, by key with their numbers of tokens, all of them committed.
+    def report(self, lengths: Mapping[str, int]) -> Readback:
+        """What turns leave behind, by key with their numbers of tokens, all committed; they may be dropped after that.
 
         Raises:
             KeyError: a key that was never admitted, or has been dropped.
         """
-        slots = torch.tensor([self._slot_of[key] for key in lengths], device=self._device)
-        length = torch.tensor(list(lengths.values()), device=self._device)[:, None]
+        slots = self._upload([self._slot_of[key] for key in lengths])
+        length = self._upload(list(lengths.values()))[:, None]
         place = torch.arange(max(lengths.values()), device=self._device)
         h, c, m, top, logprob = self._values[slots, : len(place)].unbind(-1)
         if self._config is None:
-            return [Report(row[:n]) for row, n in zip(logprob.tolist(), lengths.values(), strict=True)]
+            return Readback(logprob, lengths, measured=False, series=False)
         tag, opened, closed, closer, fired, rule = self._state[slots].split(1, -1)
         end = torch.minimum(fired + self._queue_length[tag], length)
         sampled = (place < length) & ~((place >= fired) & (place < end))
@@ -252,12 +286,9 @@ class Thinking:
         means = [torch.where(mask, value, torch.nan).nanmean(-1, keepdim=True) for value, mask in of_mean]
         thinking = torch.where(closed <= length, closed - closer, length) - opened
         whole = [thinking, torch.where(fired < length, rule, 0), fired, end]
-        # One transfer from the device for all of them.
-        packed = torch.cat([phi, *means, *whole, torch.where(sampled, logprob, 0.0), m], 1).tolist()
-        reports = []
-        for row, n in zip(packed, lengths.values(), strict=True):
-            count, number, start, stop = map(int, row[4:8])
-            ending = count, RULES[number], (start, stop) if number else (0, 0)
-            series = row[8 + len(place) :][:n] if self._config.series else None
-            reports.append(Report(row[8:][:n], Signals(row[0], row[1], row[2], row[3], *ending, series)))
-        return reports
+        packed = torch.cat([torch.where(sampled, logprob, 0.0), phi, *means, *whole, m], 1)
+        return Readback(packed, lengths, measured=True, series=self._config.series)
+
+    def _upload(self, values: list[int]) -> Tensor:
+        host = torch.tensor(values)
+        return host.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else host

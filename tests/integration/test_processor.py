@@ -49,7 +49,7 @@ def alone(turn: int) -> tuple[list[int], Report]:
         core.step(logits, slot, torch.tensor([place]))
         tokens.append(int(logits.argmax()))
         core.commit(torch.tensor(tokens[-1:]))
-    return tokens, core.report({"k": LENGTH})[0]
+    return tokens, core.report({"k": LENGTH}).get()["k"]
 
 
 class Batch:
@@ -101,13 +101,13 @@ def test_moves_removals_and_readmissions_change_nothing(turns, seed):
         logits.zero_()
         done = [turn for turn in waiting if len(batch.tokens[turn]) == LENGTH]
         if done and chance.random() < 0.9:
-            for turn, report in zip(done, found.take({f"turn-{turn}": LENGTH for turn in done}), strict=True):
-                assert (batch.tokens[turn], report) == exact[turn]
+            reports = found.take({f"turn-{turn}": LENGTH for turn in done})
+            assert {turn: (batch.tokens[turn], reports[f"turn-{turn}"]) for turn in done} == {t: exact[t] for t in done}
             waiting = [turn for turn in waiting if turn not in done]
         elif done:  # aborted, though it was complete
             found.drop([f"turn-{turn}" for turn in done])
             waiting = [turn for turn in waiting if turn not in done]
-            assert found.take({f"turn-{done[0]}": LENGTH}) == [None]
+            assert found.take({f"turn-{done[0]}": LENGTH}) == {f"turn-{done[0]}": None}
 
 
 def test_asynchronous_scheduling_is_refused():

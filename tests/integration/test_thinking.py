@@ -88,8 +88,12 @@ class Running:
         return list(final.outputs[0].token_ids)
 
     async def take(self, lengths: Mapping[str, int]) -> list[Report | None]:
-        (found,) = await self.llm.collective_rpc("take_turns", args=(dict(lengths),))
-        return [row and Report(row[0], Signals(*row[1])) for row in found]
+        ask, found = dict(lengths), {}
+        while lengths.keys() - found:
+            (here,) = await self.llm.collective_rpc("take_turns", args=(ask,))
+            ask, found = {}, found | here
+            await asyncio.sleep(0.01)
+        return [(row := found[key]) and Report(row[0], Signals(*row[1])) for key in lengths]
 
     def logits(self, prompt: Sequence[int], ids: Sequence[int]) -> np.ndarray:
         """(T, V) that the learner's side has for each token of ``ids``."""

@@ -137,7 +137,7 @@ class Engine:
         self.core.commit(torch.tensor(drawn))
 
     def finish(self, key: str) -> tuple[list[int], Report]:
-        (report,) = self.core.report({key: len(self.tokens[key])})
+        (report,) = self.core.report({key: len(self.tokens[key])}).get().values()
         self.core.drop(key)
         return self.tokens.pop(key), report
 
@@ -303,9 +303,9 @@ def test_reports_of_several_turns_are_each_their_own():
     engine, turns = Engine(CONFIG), {"a": Script(1, 2, length=9), "b": Script(2, 8, 0.4, {0: THINK}, 17)}
     for place in range(17):
         engine.step([(key, script) for key, script in turns.items() if place < script.length])
-    both = engine.core.report({key: len(engine.tokens[key]) for key in turns})
-    for (key, script), report in zip(turns.items(), both, strict=True):
-        assert_told((engine.tokens[key], report), script)
+    both = engine.core.report({key: len(engine.tokens[key]) for key in turns}).get()
+    for key, script in turns.items():
+        assert_told((engine.tokens[key], both[key]), script)
 
 
 # ---- tags in a tokenizer's ids ---------------------------------------------------------------------------------------
