@@ -7,6 +7,7 @@ the while, so none has more of the device than another.
 
 import asyncio
 import json
+import logging
 import os
 import random
 import statistics
@@ -24,6 +25,8 @@ from asyncrl.config.engine import EngineConfig
 from asyncrl.config.thinking import ThinkingConfig
 from asyncrl.engine.generator import Generator, sampling_params
 from asyncrl.runtime.system import ACTOR_ENV
+
+log = logging.getLogger(__name__)
 
 PROMPT = 64
 """Tokens."""
@@ -74,9 +77,11 @@ async def measure(model: Path, in_flight: int, tokens: int, rounds: int) -> dict
     rates: dict[str, list[float]] = {way: [] for way in ways}
     draw = random.Random(0)
     try:
-        await engine.start()
-        await control.start()
+        for served in (engine, control):
+            await served.start()
+            log.info("an engine has started")
         for number in range(rounds + 1):
+            log.info("round %d of %d%s", number, rounds, "" if number else ", which only warms up")
             for way in draw.sample(list(ways), len(ways)):
                 # New ones each time: none finds its prefix cached.
                 prompts = [draw.choices(range(3, 500), k=PROMPT) for _ in range(in_flight)]

@@ -19,6 +19,7 @@ from asyncrl.engine.thinking import SCRAP
 class TurnProcessor(Turns, LogitsProcessor):
     def __init__(self, vllm_config: VllmConfig, req_states: LogitsProcRequestState) -> None:
         super().__init__(vllm_config, req_states.device)
+        self.core.warm_up(vllm_config.model_config.get_vocab_size())
         self._requests = req_states
         self._keys: list[str | None] = [None] * req_states.max_num_reqs
         """By the runner's number of a request: the turn."""

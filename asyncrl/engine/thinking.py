@@ -9,8 +9,8 @@ Invariants:
 * Only :meth:`Readback.get` waits for the device: elsewhere no shape and no branch depends on a value there.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from asyncrl.types import Signals
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 SCRAP = 0
 """The slot of rows that are not a turn's next token; written to, never read."""
@@ -80,6 +82,18 @@ class Report(NamedTuple):
     """Of each token under the whole distribution it was drawn from; 0 for forced tokens, which were not drawn."""
     signals: Signals | None = None
     """None where only log-probs are kept."""
+
+
+def _compiled(step: Callable[..., T]) -> Callable[..., T]:
+    """For any number of rows, not anew for each."""
+    compiled = torch.compile(step)
+
+    def call(*tensors: Tensor) -> T:
+        for tensor in tensors:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return compiled(*tensors)
+
+    return call
 
 
 class Readback:
@@ -155,14 +169,21 @@ class Thinking:
         self._free = list(range(SCRAP + 1, slots))
         self._advanced, self._committed = self._advance, self._commit
         if device.type == "cuda":  # a hundred small operations would take the host longer than the GPU
-            self._advanced = torch.compile(self._advance)
-            self._committed = torch.compile(self._commit)
+            self._advanced, self._committed = (_compiled(step) for step in (self._advance, self._commit))
         self._rows: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         """Of the last step, until its tokens are known: logits over temperature (rows, V), their log-sum-exp, slots,
         places. The logits are a copy: the engine goes on to overwrite its own."""
 
     def __contains__(self, key: str) -> bool:
         return key in self._slot_of
+
+    @torch.inference_mode()
+    def warm_up(self, vocab: int) -> None:
+        """Compile, so that no turn waits for it; a batch of one row is a case of its own."""
+        for rows in (2, 1):
+            nobody = torch.full((rows,), SCRAP, device=self._device)
+            self.step(torch.zeros(rows, vocab, device=self._device), nobody, torch.zeros_like(nobody))
+            self.commit(nobody)
 
     @torch.inference_mode()
     def admit(self, key: str, temperature: float) -> int:

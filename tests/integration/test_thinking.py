@@ -108,7 +108,7 @@ class Running:
 
 @contextmanager
 def running(folder: Path, config: ThinkingConfig | None, blocks: int) -> Iterator[Running]:
-    os.environ.update(VLLM_LOGGING_LEVEL="WARNING", OMP_NUM_THREADS="1")
+    os.environ.update(VLLM_LOGGING_LEVEL="WARNING", OMP_NUM_THREADS="1", VLLM_WORKER_MULTIPROC_METHOD="spawn")
     engine = Running(folder, config, blocks)
     yield engine
     engine.stop()
