@@ -150,6 +150,8 @@ class Parsed:
     """The whole format holds; an invalid turn is penalised."""
     explores: bool
     """The response holds a complete explore block, valid or not (this triggers branching)."""
+    void: bool = False
+    """No action can be read from it."""
 
 
 @dataclass(frozen=True, slots=True)

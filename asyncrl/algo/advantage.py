@@ -48,19 +48,21 @@ class Paths:
     """(L,) terminal reward R of each leaf."""
     valid: NDArray[np.bool_]
     """(n,) whether the turn's output kept the format."""
+    trained: NDArray[np.bool_]
+    """(L,) whether the leaf's path is in the loss; its return is in the statistics in any case."""
 
     def __post_init__(self) -> None:
         n, leaves = len(self.parent), len(self.end)
-        if self.valid.shape != (n,) or self.returns.shape != (leaves,):
+        shapes = self.valid.shape, self.returns.shape, self.trained.shape
+        if shapes != ((n,), (leaves,), (leaves,)):
             raise ValueError(
-                f"paths: valid must be ({n},) as parent is and returns ({leaves},) as end is, "
-                f"got {self.valid.shape} and {self.returns.shape}"
+                f"paths: valid must be ({n},) as parent is, returns and trained ({leaves},) as end is, got {shapes}"
             )
         if np.any(self.parent >= np.arange(n)) or np.any(self.parent < -1):
             raise ValueError("paths: every parent must be -1 or the index of an earlier turn")
         if np.any(self.end < 0) or np.any(self.end >= n):
             raise ValueError(f"paths: every leaf must end at a turn 0..{n - 1}")
-        if (bare := np.flatnonzero(self.copies() == 0)).size:
+        if (bare := np.flatnonzero(np.bincount(self.rows()[0], minlength=n) == 0)).size:
             raise ValueError(f"paths: turns {bare.tolist()} lie under no leaf")
 
     def rows(self) -> tuple[Ints, Ints]:
@@ -73,14 +75,10 @@ class Paths:
                 turn = parent[turn]
         return np.array(turns, dtype=np.int64), np.array(leaves, dtype=np.int64)
 
-    def copies(self) -> Ints:
-        """(n,) leaves under each turn."""
-        return np.bincount(self.rows()[0], minlength=len(self.parent)).astype(np.int64)
-
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """Per-turn advantages in deduplicated form; each array has shape (n,)."""
+    """Per-turn advantages in deduplicated form; each array has shape (n,). A turn with 0 copies is not trained."""
 
     positive: Floats
     negative: Floats
@@ -101,17 +99,17 @@ def spark(paths: Paths, algo: AlgoConfig) -> Credit:
     """
     turn, leaf = paths.rows()
     n = len(paths.parent)
-    copies, returns = paths.copies(), paths.returns[leaf]
+    returns, trained = paths.returns[leaf], paths.trained[leaf]
     if algo.prefix == "mean":
-        returns = _sum_by(turn, returns, n) / copies
-        turn, copies = np.arange(n), np.ones(n, dtype=np.int64)
+        returns, trained = _sum_by(turn, returns, n) / np.bincount(turn), _sum_by(turn, trained, n) > 0
+        turn = np.arange(n)
     score = returns - algo.invalid_penalty * ~paths.valid[turn]
     population = score if algo.statistics == "steps" else paths.returns
-    advantage = _standardise(score, population, divide=algo.normalise == "mean_std")
+    advantage = _standardise(score, population, divide=algo.normalise == "mean_std") * trained
     return Credit(
         positive=_sum_by(turn, np.maximum(advantage, 0), n),
         negative=_sum_by(turn, np.minimum(advantage, 0), n),
-        copies=copies,
+        copies=np.bincount(turn[trained], minlength=n),
     )
 
 

@@ -9,6 +9,7 @@ import math
 import numpy as np
 
 from asyncrl.algo.advantage import ADVANTAGES, Paths
+from asyncrl.algo.shaping import length_reward
 from asyncrl.config.algo import AlgoConfig
 from asyncrl.types import Group, Node, TurnSample
 
@@ -24,7 +25,7 @@ def turn_samples(group: Group, cfg: AlgoConfig) -> list[TurnSample]:
     for node in group.nodes:
         _check_generation(node, where)
     try:
-        credit = ADVANTAGES[cfg.advantage](group_paths(group, cfg.success_reward), cfg)
+        credit = ADVANTAGES[cfg.advantage](group_paths(group, cfg), cfg)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
     return [
@@ -45,14 +46,20 @@ def turn_samples(group: Group, cfg: AlgoConfig) -> list[TurnSample]:
     ]
 
 
-def group_paths(group: Group, success_reward: float) -> Paths:
-    """The group as arrays, in the order of ``group.nodes``; a leaf returns ``success_reward`` or 0."""
+def group_paths(group: Group, cfg: AlgoConfig) -> Paths:
+    """The group as arrays, in the order of ``group.nodes``; a leaf returns ``success_reward`` or 0, and what shaping
+    adds."""
     index = {node.id: i for i, node in enumerate(group.nodes)}
+    paths = [[node.turn for node in group.path(leaf)] for leaf in group.leaves]
+    success = np.array([leaf.success for leaf in group.leaves], dtype=np.bool_)
+    lengths = np.array([sum(len(turn.generation.token_ids) for turn in path) for path in paths])
+    void = np.array([any(turn.parsed.void for turn in path) for path in paths], dtype=np.bool_)
     return Paths(
         parent=np.array([-1 if n.parent is None else index[n.parent] for n in group.nodes], dtype=np.int64),
         end=np.array([index[leaf.node] for leaf in group.leaves], dtype=np.int64),
-        returns=np.array([success_reward if leaf.success else 0.0 for leaf in group.leaves], dtype=np.float64),
+        returns=cfg.success_reward * success + cfg.length_reward * length_reward(lengths, success),
         valid=np.array([node.turn.parsed.valid for node in group.nodes], dtype=np.bool_),
+        trained=~(void & cfg.void_filter),
     )
 
 

@@ -20,6 +20,11 @@ class AlgoConfig(Strict):
     """Terminal reward of a successful leaf; a failed one gets 0."""
     invalid_penalty: float = Field(0.1, ge=0)
     """Subtracted from the score of a turn whose output breaks the format."""
+    length_reward: float = Field(0.0, ge=0)
+    """Weight of a reward for being shorter than the group's other leaves (Kimi k1.5), one of T2PO's comparisons."""
+    void_filter: bool = False
+    """A turn without any action ends its episode, and the whole path is left out of the loss, though its return counts
+    in the group's statistics (SimpleTIR), one of T2PO's comparisons."""
     clip_low: float = Field(0.2, gt=0, lt=1)
     clip_high: float = Field(0.2, gt=0)
     dual_clip: float = Field(3.0, gt=1)

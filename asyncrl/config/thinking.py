@@ -10,6 +10,8 @@ from asyncrl.config.base import Strict
 class ThinkingConfig(Strict):
     tti: bool = True
     """Cut thinking that no longer changes anything, or has grown too long; off, the signals are only measured."""
+    stable: bool = True
+    """False leaves ``cap`` as the only rule: a hard thinking budget."""
     alpha: float = Field(0.4, ge=0, le=1)
     """Weight of entropy in M; the rest is confidence's."""
     confidence: Literal["topj", "top1"] = "topj"

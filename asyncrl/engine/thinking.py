@@ -243,7 +243,8 @@ class Thinking:
         forced, and which the queue holds for it."""
         recent = (places[:, None] + torch.arange(-config.window - 1, 1, device=self._device)).clamp_min(0)
         change = self._values[slots[:, None], recent, M].diff(dim=-1).abs().mean(-1)
-        stable = (places >= max(config.min_tokens, config.window + 1)) & (change < config.eps)
+        settled = (places >= max(config.min_tokens, config.window + 1)) & (change < config.eps)
+        stable = settled & config.stable
         fires = (stable | (places - state[:, OPENED] >= config.cap)) & (state[:, CLOSED] > places)
         before = state[:, FIRED] < places
         state[:, RULE] = torch.where(before, state[:, RULE], fires * torch.where(stable, 1, 2))

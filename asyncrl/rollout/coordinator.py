@@ -11,7 +11,6 @@ from typing import Any
 
 from asyncrl.algo.samples import turn_samples
 from asyncrl.config.run import RunConfig
-from asyncrl.config.thinking import ThinkingConfig
 from asyncrl.config.tree import TreeConfig
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.waits import bounded
@@ -59,7 +58,7 @@ class Coordinator:
         Raises TimeoutError: the forest took longer than ``runtime.group_timeout_s``.
         """
         config = self._config
-        group = await self._grow(self._expansion(task, key, config.tree, config.sampling.temperature, config.thinking))
+        group = await self._grow(self._expansion(task, key, config.tree, config.sampling.temperature, training=True))
         samples = turn_samples(group, config.algo)
         return summarise(group, self._probe_tokens), samples, record_of(group, config.tree, samples)
 
@@ -77,14 +76,15 @@ class Coordinator:
         return summarise(group, self._probe_tokens)
 
     def _expansion(
-        self, task: Task, key: int, tree: TreeConfig, temperature: float, thinking: ThinkingConfig | None = None
+        self, task: Task, key: int, tree: TreeConfig, temperature: float, training: bool = False
     ) -> Expansion:
         # The seed depends on the task attempt alone, so that any coordinator makes the same choices.
         rng = random.Random(f"{self._config.runtime.seed}/{key}/{task.env}/{task.id}")
         forest = Forest(task, key, tree, rng)
         sampling = Sampling(temperature=temperature, max_tokens=self._config.sampling.max_tokens)
-        tds = thinking if thinking and thinking.tds else None
-        return Expansion(self._site, task, key, forest, make_criterion(tree, rng), sampling, tds)
+        thinking, void_ends = self._config.thinking, training and self._config.algo.void_filter
+        tds = thinking if training and thinking and thinking.tds else None
+        return Expansion(self._site, task, key, forest, make_criterion(tree, rng), sampling, tds, void_ends)
 
     async def _grow(self, expansion: Expansion) -> Group:
         async with bounded(self._config.runtime.group_timeout_s, "the group", "runtime.group_timeout_s"):

@@ -83,11 +83,16 @@ class Expansion:
         criterion: Criterion,
         sampling: Sampling,
         tds: ThinkingConfig | None = None,
+        void_ends: bool = False,
     ):
-        """``tds``: sample turns again that repeat the last one, by these settings."""
+        """
+        Args:
+            tds: sample turns again that repeat the last one, by these settings.
+            void_ends: a turn without any action ends its episode.
+        """
         self._site, self._task, self._key = site, task, key
         self._forest, self._criterion, self._sampling = forest, criterion, sampling
-        self._tds = tds
+        self._tds, self._void_ends = tds, void_ends
         self._counters: Counter[str] = Counter(lost_prompt_too_long=0)  # the runtime always reads it
         self._lost_slots: Counter[LeafId] = Counter()
         self._triggers: list[tuple[int, asyncio.Future[tuple[LeafId, ...]]]] = []
@@ -212,7 +217,7 @@ class Expansion:
         if step.done:
             forest.finish(leaf, bool(step.info.get("success")))
             return True
-        if node.depth + 1 >= self._site.max_turns:
+        if node.depth + 1 >= self._site.max_turns or (parsed.void and self._void_ends):
             forest.finish(leaf, success=False)
             return True
         if self._criterion(turn):

@@ -48,7 +48,7 @@ def _parse_spark(text: str) -> Parsed:
         and not CJK.search(text)
     )
     action = actions[0][1].strip() if len(actions) == 1 else ""
-    return Parsed(action, tag, valid, explores=any(found == "explore" for found, _ in reasons))
+    return Parsed(action, tag, valid, any(found == "explore" for found, _ in reasons), void=not action)
 
 
 def _parse_react(text: str) -> Parsed:
@@ -56,8 +56,9 @@ def _parse_react(text: str) -> Parsed:
     lowered = text.lower()
     strict = _REACT_STRICT.match(text)
     if strict and all(lowered.count(tag) == 1 for tag in _REACT_TAGS) and not CJK.search(text):
-        return Parsed(strict[2].lower().strip(), "think", valid=True, explores=False)
+        action = strict[2].lower().strip()
+        return Parsed(action, "think", valid=True, explores=False, void=not action)
     tag = "think" if len(_BLOCKS["think"].findall(text)) == 1 else ""
     loose = _REACT_LOOSE.search(text)
-    action = loose[1].lower().strip() if loose else text[-PLACEHOLDER_CHARS:]
-    return Parsed(action, tag, valid=False, explores=False)
+    action = loose[1].lower().strip() if loose else ""
+    return Parsed(action if loose else text[-PLACEHOLDER_CHARS:], tag, valid=False, explores=False, void=not action)

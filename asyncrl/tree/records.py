@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 from asyncrl.config.tree import TreeConfig
 from asyncrl.types import Group, Node, TurnSample
 
-SCHEMA = 1
+SCHEMA = 2
 
 NodeRecord = dict[str, Any]
 
@@ -126,6 +126,7 @@ def _node(node: Node, advantage_pos: float, advantage_neg: float, copies: int) -
         "tokens": len(turn.generation.token_ids),
         "finish": turn.generation.finish,
         "seconds": round(turn.generation.seconds, 4),
+        "signals": (signals := turn.generation.signals) and signals._asdict(),
         "advantage_pos": advantage_pos,
         "advantage_neg": advantage_neg,
         "copies": copies,

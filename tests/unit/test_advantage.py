@@ -13,12 +13,13 @@ STATISTICS, NORMALISE, PREFIX = ("steps", "trajectories"), ("mean_std", "mean"),
 MODES = list(product(STATISTICS, NORMALISE, PREFIX))
 
 
-def paths(parent, end, returns, valid=None):
+def paths(parent, end, returns, valid=None, trained=None):
     return Paths(
         np.array(parent),
         np.array(end),
         np.array(returns, dtype=float),
         np.ones(len(parent), dtype=bool) if valid is None else np.array(valid, dtype=bool),
+        np.ones(len(end), dtype=bool) if trained is None else np.array(trained, dtype=bool),
     )
 
 
@@ -26,20 +27,20 @@ def algo(statistics="steps", normalise="mean_std", prefix="duplicate", penalty=0
     return AlgoConfig(statistics=statistics, normalise=normalise, prefix=prefix, invalid_penalty=penalty)
 
 
-def oracle(parent, end, returns, valid, statistics, normalise, prefix, penalty):
+def oracle(parent, end, returns, valid, trained, statistics, normalise, prefix, penalty):
     """The definition, row by row in plain Python: returns [(positive, negative, copies)] for each turn."""
     rows = []
     for leaf, turn in enumerate(end):
         while turn != -1:
-            rows.append((turn, returns[leaf]))
+            rows.append((turn, returns[leaf], trained[leaf]))
             turn = parent[turn]
     if prefix == "mean":
         merged = []
         for turn in range(len(parent)):
-            mine = [r for t, r in rows if t == turn]
-            merged.append((turn, math.fsum(mine) / len(mine)))
+            mine = [r for t, r, _ in rows if t == turn]
+            merged.append((turn, math.fsum(mine) / len(mine), any(kept for t, _, kept in rows if t == turn)))
         rows = merged
-    scores = [r - (0.0 if valid[t] else penalty) for t, r in rows]
+    scores = [r - (0.0 if valid[t] else penalty) for t, r, _ in rows]
     population = scores if statistics == "steps" else list(returns)
     if len(population) == 1:
         mean, std = 0.0, 1.0
@@ -49,7 +50,9 @@ def oracle(parent, end, returns, valid, statistics, normalise, prefix, penalty):
     if std < 1e-9:
         std = 1.0
     result = [[0.0, 0.0, 0] for _ in parent]
-    for (turn, _), score in zip(rows, scores, strict=True):
+    for (turn, _, kept), score in zip(rows, scores, strict=True):
+        if not kept:
+            continue
         advantage = score - mean if normalise == "mean" else (score - mean) / (std + 1e-6)
         result[turn][0 if advantage > 0 else 1] += advantage
         result[turn][2] += 1
@@ -67,7 +70,8 @@ def random_trees(draw):
     values = draw(st.sampled_from([[0.0], [10.0], [0.0, 10.0], [0.0, 0.3, 1.0, 10.0]]))
     returns = [draw(st.sampled_from(values)) for _ in end]
     valid = [draw(st.booleans()) for _ in range(n)] if draw(st.booleans()) else [True] * n
-    return parent, end, returns, valid
+    trained = [draw(st.booleans()) for _ in end] if draw(st.booleans()) else [True] * len(end)
+    return parent, end, returns, valid, trained
 
 
 @given(random_trees(), st.sampled_from(MODES), st.sampled_from([0.0, 0.1, 1.0]))
@@ -110,7 +114,7 @@ def test_trajectory_statistics_by_hand():
 
 @given(random_trees(), st.sampled_from(STATISTICS), st.sampled_from(NORMALISE))
 def test_deduplicated_clipped_loss_equals_that_of_the_copies(tree, statistics, normalise):
-    parent, end, returns, valid = tree
+    parent, end, returns, valid, trained = tree
     ratios = np.exp(np.random.default_rng(0).normal(0, 1, len(parent)))
     low, high, dual = 0.8, 1.2, 3.0
 
@@ -129,7 +133,8 @@ def test_deduplicated_clipped_loss_equals_that_of_the_copies(tree, statistics, n
             chain_parent.append(-1 if depth == 0 else len(chain_parent) - 1)
             chain_of.append(turn)
         chain_end.append(len(chain_parent) - 1)
-    copies = spark(paths(chain_parent, chain_end, returns, [valid[t] for t in chain_of]), algo(statistics, normalise))
+    chains = paths(chain_parent, chain_end, returns, [valid[t] for t in chain_of], trained)
+    copies = spark(chains, algo(statistics, normalise))
     of_copies = sum(
         clipped(positive + negative, ratios[turn])
         for turn, positive, negative in zip(chain_of, copies.positive, copies.negative, strict=True)
@@ -140,7 +145,7 @@ def test_deduplicated_clipped_loss_equals_that_of_the_copies(tree, statistics, n
         for r, positive, negative in zip(ratios, got.positive, got.negative, strict=True)
     )
     assert deduplicated == pytest.approx(of_copies, abs=1e-6)
-    assert got.copies.sum() == len(chain_of)
+    assert got.copies.sum() == copies.copies.sum()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -177,7 +182,7 @@ def test_a_single_row_keeps_its_score(statistics):
         (([-1, -2], [0, 1], [0.0, 0.0]), "index of an earlier turn"),
         (([-1, 0], [2], [0.0]), "must end at a turn 0..1"),
         (([-1, 0, 0], [1], [0.0]), r"turns \[2\] lie under no leaf"),
-        (([-1], [0], [0.0, 1.0]), r"returns \(1,\)"),
+        (([-1], [0], [0.0, 1.0]), r"returns and trained \(1,\)"),
         (([-1], [0], [0.0], [True, True]), r"valid must be \(1,\)"),
     ],
 )

@@ -22,6 +22,8 @@ from asyncrl.tree.forest import Forest
 from asyncrl.types import Generation, Group, Observation, Sampling, Signals, Step, Task, VersionSpan, token_digest
 
 TASK = Task("counter", "0")
+MUMBLE = 4
+"""The token of a response without an action."""
 
 
 class Counter(Env):
@@ -140,6 +142,8 @@ class Prompts:
         return [1 + len(history)]
 
     def decode(self, ids: Sequence[int]) -> str:
+        if ids[0] == MUMBLE:
+            return "hm"
         tag = "explore" if ids[0] % 2 else "think"
         return f"<{tag}>so</{tag}><action>{'ab'[ids[0] // 2]}</action>"
 
@@ -160,6 +164,14 @@ class Policy:
         return Generation((token,), (-0.5,), (VersionSpan(0, 0, 1),), "stop", token_digest([token]))
 
 
+class Mumbling(Policy):
+    """Says nothing that could be executed in a fifth of its turns."""
+
+    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, key: str, near: str) -> Generation:
+        generation = await super().generate(prompt_ids, sampling, key, near)
+        return replace(generation, token_ids=(MUMBLE,)) if self._rng.random() < 0.2 else generation
+
+
 class Wavering(Policy):
     """Each turn's signal is one of three, and told from all others by a ten-millionth; all calls are kept by key."""
 
@@ -178,7 +190,7 @@ class Wavering(Policy):
 def expansion_of(
     env: type[Env] = Counter, limit: int = 5, p: float = 0.5, copies: bool = True, seed: int = 0, fails: int = 0,
     failures: dict[str, int] | None = None, slot: type[LocalSlot] = LocalSlot, longest: int = 100,
-    policy: Any = None, tds: ThinkingConfig | None = None,
+    policy: Any = None, tds: ThinkingConfig | None = None, void_ends: bool = False,
 ) -> tuple[Expansion, list[LocalSlot]]:  # fmt: skip
     tree = TreeConfig(roots=2, branch=2, leaves=6)
     slots: list[LocalSlot] = []
@@ -194,7 +206,7 @@ def expansion_of(
     site = Site(config, policy, acquire, prompts, copies_itself=copies, max_turns=20)
     rng = random.Random(seed)
     forest = Forest(TASK, 0, tree, rng)
-    return Expansion(site, TASK, 0, forest, make_criterion(tree, rng), Sampling(1.0, 8), tds), slots
+    return Expansion(site, TASK, 0, forest, make_criterion(tree, rng), Sampling(1.0, 8), tds, void_ends), slots
 
 
 def grow(**options: Any) -> tuple[Group, list[LocalSlot]]:
@@ -395,3 +407,19 @@ def test_without_tds_every_turn_is_sampled_once() -> None:
     policy = Wavering(0)
     group, _ = grow(limit=8, policy=policy)
     assert policy.calls == len(group.nodes)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_turn_without_an_action_ends_its_episode_where_that_is_asked_for(seed: int) -> None:
+    group, _ = grow(seed=seed, limit=6, policy=Mumbling(0.5, seed), void_ends=True)
+    paths = [group.path(leaf) for leaf in group.leaves]
+    voids = [[node.turn.parsed.void for node in path] for path in paths]
+    assert not any(any(path[:-1]) for path in voids)
+    assert [leaf.success for leaf in group.leaves] == [not path[-1] for path in voids]
+    assert any(path[-1] for path in voids)
+
+
+def test_a_turn_without_an_action_goes_on_otherwise() -> None:
+    group, _ = grow(limit=6, policy=Mumbling(0.5))
+    assert any(node.turn.parsed.void for node in group.nodes)
+    assert all(leaf.success or group.path(leaf)[-1].depth + 1 == 20 for leaf in group.leaves)

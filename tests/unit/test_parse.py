@@ -39,7 +39,7 @@ GOOD = "<explore>seek mug in desk</explore>\n<action>open desk</action>"
     ],
 )
 def test_spark(text, action, tag, valid, explores):
-    assert parse(text, "spark") == Parsed(action, tag, valid, explores)
+    assert parse(text, "spark") == Parsed(action, tag, valid, explores, void=not action)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +63,25 @@ def test_spark(text, action, tag, valid, explores):
 def test_react(text, action, valid):
     parsed = parse(text, "react")
     assert (parsed.action, parsed.valid, parsed.explores) == (action, valid, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "method", "void"),
+    [
+        ("<think>a</think><action>go</action>", "spark", False),
+        ("<action>go</action>", "spark", False),
+        ("<think>a</think><action> </action>", "spark", True),
+        ("<action>go</action><action>stop</action>", "spark", True),
+        ("hello", "spark", True),
+        ("<think>a</think><action>go</action>", "react", False),
+        ("so < action >go</ action >", "react", False),
+        ("<think>a</think><action></action>", "react", True),
+        ("<action> </action> and more", "react", True),
+        ("hello", "react", True),
+    ],
+)
+def test_a_response_without_an_action_is_void(text, method, void):
+    assert parse(text, method).void is void
 
 
 @given(st.text(alphabet=st.sampled_from("<>/thinkexploraci \u597d\n")), st.sampled_from(["spark", "react"]))

@@ -121,9 +121,9 @@ def test_recount_finds_a_broken_rule(rule, spoil):
     ("line", "message"),
     [
         ("{not json", "not a line of JSON"),
-        ("[1]", "schema 1, got 'list'"),
-        ('{"schema": 99}', "schema 1, got 99"),
-        ('{"schema": 1}', "lacks branch, counters"),
+        ("[1]", "schema 2, got 'list'"),
+        ('{"schema": 99}', "schema 2, got 99"),
+        ('{"schema": 2}', "lacks branch, counters"),
     ],
 )
 def test_a_line_that_is_no_record_is_answered(tmp_path, line, message):

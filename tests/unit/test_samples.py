@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.algo.samples import turn_samples
+from asyncrl.algo.samples import group_paths, turn_samples
 from asyncrl.config.algo import AlgoConfig
 from asyncrl.config.tree import TreeConfig
 from asyncrl.tree.forest import Forest
@@ -100,3 +100,42 @@ def test_a_turn_that_does_not_line_up_is_refused_by_name(change, message):
     with pytest.raises(ValueError, match=message) as error:
         turn_samples(group, AlgoConfig())
     assert "group 11 (toy task 7), node 1" in str(error.value)
+
+
+# -- what shapes and filters a leaf ------------------------------------------------------------------------------------
+
+
+def unequal_group(lengths=((4, True), (9, True), (6, False), (2, False)), void=None):
+    """One turn a leaf, of so many tokens and with such an end; the leaf ``void`` says nothing to execute."""
+    forest = make_forest(roots=len(lengths), leaves=len(lengths))
+    for leaf, (tokens, success) in enumerate(lengths):
+        turn = make_turn(terminated=True, tokens=tokens)
+        forest.extend(leaf, replace(turn, parsed=replace(turn.parsed, void=leaf == void)))
+        forest.finish(leaf, success)
+    return forest.group()
+
+
+def test_the_length_reward_by_hand():
+    # Shortest 2, longest 9: 0.5 - 2/7, 0.5 - 1 for the successes; min(0, 0.5 - 4/7) and min(0, 0.5) for the failures.
+    paths = group_paths(unequal_group(), AlgoConfig(success_reward=10, length_reward=2))
+    assert paths.returns == pytest.approx([10 + 2 * (0.5 - 2 / 7), 10 - 1.0, 2 * (0.5 - 4 / 7), 0.0])
+    same = group_paths(unequal_group([(5, True), (5, False)]), AlgoConfig(length_reward=1))
+    assert same.returns.tolist() == [10.0, 0.0]
+
+
+def test_the_length_of_a_path_is_that_of_all_its_turns():
+    group = branched_group()  # three tokens a turn, two turns a path
+    longer = group.nodes[2]
+    tokens = make_turn(tokens=7, terminated=True)
+    group.nodes[2] = replace(longer, turn=tokens)
+    assert group_paths(group, AlgoConfig(length_reward=1)).returns.tolist() == [10.5, -0.5]
+
+
+def test_a_void_path_is_not_trained_but_counts_in_the_statistics():
+    group = unequal_group(void=2)
+    free = turn_samples(group, AlgoConfig())
+    filtered = turn_samples(group, AlgoConfig(void_filter=True))
+    assert [sample.copies for sample in filtered] == [1, 1, 0, 1]
+    assert (filtered[2].advantage_pos, filtered[2].advantage_neg) == (0, 0)
+    kept = [0, 1, 3]
+    assert [filtered[i] for i in kept] == [free[i] for i in kept]

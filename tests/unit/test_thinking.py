@@ -69,7 +69,12 @@ def told(script: Script, config: ThinkingConfig) -> tuple[list[int], dict]:
             deltas.append(abs(ms[-1] - ms[-2]))
         window = deltas[-(config.window + 1) :]
         if config.tti and not queue and not rule and not closed:
-            stable = t >= config.min_tokens and len(window) == config.window + 1 and np.mean(window) < config.eps
+            stable = (
+                config.stable
+                and t >= config.min_tokens
+                and len(window) == config.window + 1
+                and np.mean(window) < config.eps
+            )
             if stable or t - opened >= config.cap:
                 rule, queue = "stable" if stable else "cap", list(TAGS[tag].queue)
         scaled = x / script.temperature
@@ -182,7 +187,12 @@ scripts = st.builds(
 configs = st.builds(
     CONFIG.model_copy,
     update=st.fixed_dictionaries(
-        {"norm": st.sampled_from(["running", "fixed"]), "tti": st.booleans(), "alpha": st.sampled_from([0.2, 0.4])}
+        {
+            "norm": st.sampled_from(["running", "fixed"]),
+            "tti": st.booleans(),
+            "stable": st.booleans(),
+            "alpha": st.sampled_from([0.2, 0.4]),
+        }
     ),
 )
 
