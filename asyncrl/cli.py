@@ -40,6 +40,8 @@ app.add_typer(model_app, name="model")
 app.add_typer(bench_app, name="bench")
 app.add_typer(env_app, name="env")
 
+QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
+
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file, e.g. configs/quickstart.yaml")]
 Overrides = Annotated[
     list[str],
@@ -83,7 +85,10 @@ def train(
     preflight(resolved)
     from asyncrl.ops.job import run_job
 
-    run, _ = run_job(resolved, resume=run)
+    run, summary = run_job(resolved, resume=run)
+    before, after = (100 * summary[f"success_{when}"] for when in ("coldstart", "final"))
+    typer.echo(f"held-out success {before:.1f} % before, {after:.1f} % after {summary['versions']} versions")
+    typer.echo(f"{summary['branches_verified']} branches verified, {summary['replay_mismatches']} dropped")
     typer.echo(f"done: {run.summary}")
 
 
@@ -97,7 +102,7 @@ def evaluate(
 
     A checkpoint is evaluated under the configuration of the run it lies in.
 
-    [dim]asyncrl eval runs/quickstart/checkpoints/version-000034 eval.tasks=100[/dim]
+    [dim]asyncrl eval runs/quickstart/checkpoints/version-000028 eval.tasks=100[/dim]
     """
     source, model = (_config_of(what), model or what) if what.is_dir() else (what, model)
     chosen = [] if model is None else [f"model.path={json.dumps(str(model))}"]
@@ -135,9 +140,11 @@ def quickstart(overrides: Overrides) -> None:
 
     [dim]asyncrl quickstart runtime.seed=1[/dim]
     """
+    config = load(QUICKSTART, overrides)
+    preflight(config)
     from asyncrl.ops.quickstart import quickstart as run
 
-    run(overrides)
+    run(config)
 
 
 @bench_app.command("compare")

@@ -47,7 +47,7 @@ def read(path: Path, parents: tuple[Path, ...] = ()) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         by = f" (named by extends in {parents[-1]})" if parents else ""
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(f"{path}: cannot read the configuration file{by}: {reason}") from None
+        raise ConfigError(f"{resolved}: cannot read the configuration file{by}: {reason}") from None
     content = _parse(text, str(path))
     if content is None:
         content = {}

@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.config.engine import EngineConfig
@@ -62,6 +63,8 @@ class Generator(Engine):
         self._thinking = thinking
         self._reports = Reports()
         self._llm: AsyncLLM | None = None
+        self._sockets = TemporaryDirectory(prefix="asyncrl-")
+        """Between front end and engine process; vLLM removes none of them."""
         self._numbers = itertools.count()
         self._requests: set[asyncio.Task[Any]] = set()
         self._gate = Gate(name)
@@ -119,6 +122,7 @@ class Generator(Engine):
         """Read by vLLM at import, and by the engine process, which inherits it; every actor's is in ``ACTOR_ENV``."""
         common = {
             ENGINE_CHILD: "1",
+            "VLLM_RPC_BASE_PATH": self._sockets.name,
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads, and may have a CUDA context
             "VLLM_ENGINE_READY_TIMEOUT_S": str(int(self._config.start_timeout_s)),
         }
@@ -279,6 +283,7 @@ class Generator(Engine):
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, 5.0)
+            self._sockets.cleanup()
 
     def _engine(self) -> AsyncLLM:
         if self._llm is None:

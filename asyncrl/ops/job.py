@@ -42,6 +42,7 @@ HEADLINE = (
     "publish/logprob_gap",
     "time/wait_s",
     "time/update_s",
+    "sft/epoch",
     "sft/loss",
 )
 """What the terminal shows; the files hold everything."""

@@ -2,23 +2,19 @@
 
 import logging
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
-from asyncrl.config.load import load
+from asyncrl.config.run import RunConfig
 from asyncrl.env import find_env
 from asyncrl.ops.job import run_job
 from asyncrl.types import Task
 from asyncrl.view.curve import draw, read_curve
 
-CONFIG = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
-
 log = logging.getLogger(__name__)
 
 
-def quickstart(overrides: list[str]) -> dict[str, Any]:
-    """Run ``configs/quickstart.yaml``; adds ``curve.png`` to the folder and ``success_expert`` to the summary."""
-    config = load(CONFIG, overrides)
+def quickstart(config: RunConfig) -> dict[str, Any]:
+    """Run the quickstart's ``config``; adds ``curve.png`` to the folder and ``success_expert`` to the summary."""
     run, summary = run_job(config, replace=True)
     spec = find_env(config.env.name, config.env.options)
     with closing(spec.make()) as env:

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ async def cluster(config: RunConfig) -> AsyncIterator[None]:
             "num_cpus": max(os.cpu_count() or 1, math.ceil(cpus_wanted(config))),
             "_system_config": UNWATCHED,
         }
+    if not sys.stdout.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # of the lines that it passes on from actors
     ray.init(runtime_env={"env_vars": ACTOR_ENV}, logging_level=logging.ERROR, log_to_driver=True, **options)
     cancel_on(signal.SIGTERM)  # Ray has just put a handler of its own there, which would skip the ways out below
     try:

@@ -48,6 +48,7 @@ async def train(
     env_class = find_env(config.env.name, config.env.options).env_class()
     sampler = TaskSampler(config.env.name, env_class.tasks(config.env.train_split), config.runtime.seed)
     checkpoints = Checkpoints(run.checkpoints, config.runtime.keep_checkpoints)
+    log.info("starting engines, environments and learner")
     async with system(config, model_path) as parts:
         recorder: Any = ray.remote(Recorder).options(num_cpus=0).remote(str(run.trees))
         learner = cast(LearnerGroup, parts.learner)

@@ -24,7 +24,7 @@ class ConsoleSink:
     ) -> None:
         """The bar goes from ``version`` to ``total``; ``headline`` names the metrics to show, in order (none: all)."""
         self._console = console or get_console()
-        self._headline = tuple(headline)
+        self._total, self._headline = total, tuple(headline)
         self._shown: dict[str, float] = {}
         columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=self._console)
@@ -42,8 +42,8 @@ class ConsoleSink:
             self._progress.update(self._version, completed=version)
             self._live.update(self._render())
         elif shown:
-            values = "  ".join(f"{name}={value:.4g}" for name, value in shown.items())
-            self._console.print(f"version {version}  {values}", markup=False, highlight=False, soft_wrap=True)
+            line = "  ".join([f"version {version} of {self._total}", *(f"{n}={v:.4g}" for n, v in shown.items())])
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         if self._live is not None:

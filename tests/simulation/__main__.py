@@ -12,6 +12,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
+import scipy.stats  # noqa: F401  # evaluation imports it late, which every process would do anew
+
 from tests.simulation.world import Outcome, simulate
 
 CHUNK = 10

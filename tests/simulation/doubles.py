@@ -370,7 +370,7 @@ class Rank:
 def no_credit(paths: Paths, algo: AlgoConfig) -> Credit:
     """For advantages: numbers that no promise is about."""
     nothing = np.zeros(len(paths.parent))
-    return Credit(nothing, nothing, paths.copies())
+    return Credit(nothing, nothing, np.bincount(paths.rows()[0]))
 
 
 # -- watched production classes ---------------------------------------------------------------------------------
