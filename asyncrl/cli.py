@@ -3,11 +3,11 @@
 Exit codes: 0 done, 1 failed, 2 bad input (nothing was started), 130 interrupted (Typer sees to it), 143 terminated.
 """
 
+import asyncio
 import json
 import logging
 import signal
 import sys
-from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,7 +112,7 @@ def evaluate(
     preflight(resolved)
     from asyncrl.ops.single import evaluate_model
 
-    evaluate_model(resolved, resolved.model.path)
+    asyncio.run(evaluate_model(resolved, resolved.model.path))
 
 
 @app.command()
@@ -131,7 +131,7 @@ def sft(
     preflight(resolved, out)
     from asyncrl.ops.single import cold_start_model
 
-    cold_start_model(resolved, resolved.sft, out)
+    asyncio.run(cold_start_model(resolved, resolved.sft, out))
 
 
 @app.command()
@@ -293,7 +293,7 @@ def main() -> NoReturn:
     try:
         app()
         code = 0
-    except CancelledError:
+    except asyncio.CancelledError:
         code = _say("terminated", 143)
     except ConfigError as error:
         code = _say(str(error), 2)

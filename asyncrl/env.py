@@ -10,13 +10,11 @@ Invariants:
 * Environments know nothing of Ray, vLLM or training.
 """
 
-from __future__ import annotations
-
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 from asyncrl.types import Observation, Step, Task
 
@@ -99,8 +97,8 @@ class Trace:
         self.actions.append(action)
         self.steps.append(step)
 
-    def copy(self) -> Trace:
-        return Trace(self.task, self.first, list(self.actions), list(self.steps))
+    def copy(self) -> Self:
+        return replace(self, actions=list(self.actions), steps=list(self.steps))
 
     @property
     def last(self) -> Observation:

@@ -4,12 +4,10 @@ Invariants: this module imports nothing of the project; every value here pickles
 once, by the engine (responses) or by the prompt builder (prompts), and are never re-tokenised.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +40,7 @@ class Observation:
     action_guide: str = ""
     """How actions are formed, in words, where they cannot be listed; the prompt shows it in place of ``actions``."""
 
-    def same_as(self, other: Observation) -> bool:
+    def same_as(self, other: Self) -> bool:
         """Equal in everything the agent can see; lists of actions compare only where both are known."""
         if (self.text, self.goal, self.action_guide) != (other.text, other.goal, other.action_guide):
             return False
@@ -109,7 +107,7 @@ class Signals(NamedTuple):
     m: list[float] | None = None
     """M as it was when each token came, where the configuration asks for it."""
 
-    def gamma(self, before: Signals) -> float:
+    def gamma(self, before: Self) -> float:
         """Gamma = |Phi_k - Phi_(k-1)|: how much this turn's uncertainty differs from that of the turn before."""
         return abs(self.phi - before.phi)
 

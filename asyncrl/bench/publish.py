@@ -11,12 +11,12 @@ import json
 import logging
 import random
 import tempfile
-import time
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import ray
 import torch
+from torch.utils.benchmark import Timer
 from typer import Option, run
 
 from asyncrl.config.engine import EngineConfig
@@ -54,16 +54,11 @@ def copy_gbs(nbytes: int) -> float:
     """GB/s of one copy of that many bytes within the device, best of five."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     source, target = (torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
-    seconds = []
-    for _ in range(6):  # the first warms up
-        began = time.perf_counter()
-        target.copy_(source)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    del source, target
+    timer = Timer("target.copy_(source)", globals={"target": target, "source": source})
+    best = min(timer.timeit(1).mean for _ in range(5))
+    del source, target, timer
     torch.cuda.empty_cache()
-    return nbytes / min(seconds[1:]) / 1e9
+    return nbytes / best / 1e9
 
 
 async def measure(backend: str, model: Path, dtype: str, publishes: int = 5) -> dict[str, Any]:

@@ -25,10 +25,10 @@ class DemoStep(NamedTuple):
     """Not the demonstrator's choice; executed, but not trained on."""
 
 
-def annotate(steps: Sequence[DemoStep], method: Method = "spark", said: Callable[[], int] = lambda: 1) -> list[str]:
+def annotate(steps: Sequence[DemoStep], method: Method = "spark", hesitates: Callable[[], bool] = bool) -> list[str]:
     """Responses in the format of ``method``, one a step (ReAct has no ``<explore>``: all its steps think).
 
-    ``said``: how often the next step's reasoning is said before the action; more than once is hesitation.
+    ``hesitates``: asked until it says no, whether the reasoning is said once more before the action.
     """
     responses, seen = [], ""
     for i, step in enumerate(steps):
@@ -40,8 +40,10 @@ def annotate(steps: Sequence[DemoStep], method: Method = "spark", said: Callable
         else:
             tag, reason = "think", f"now {_verb(step.action)} {about}".strip()
         tag = tag if method == "spark" else "think"
-        reason = ", ".join([reason] * said())
-        responses.append(f"<{tag}>{reason}</{tag}>\n<action>{step.action}</action>")
+        said = [reason]
+        while hesitates():
+            said.append(reason)
+        responses.append(f"<{tag}>{', '.join(said)}</{tag}>\n<action>{step.action}</action>")
     return responses
 
 

@@ -7,9 +7,8 @@ The rows are a function of the environment, the configuration and ``sft.seed``.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -38,8 +37,8 @@ def expert_rows(spec: EnvSpec, split: str, tokenizer: Any, prompt: PromptConfig,
         rng.shuffle(ids)
         tried = (demonstrate(env, Task(spec.name, task_id, sft.seed), sft.slip, rng) for task_id in ids)
         kept = islice(filter(None, tried), sft.trajectories)
-        said = partial(_said, sft.hesitation, random.Random(sft.seed))
-        rows = [row for steps in kept for row in _rows(steps, encoder, prompt, sft, said)]
+        hesitation = random.Random(sft.seed)
+        rows = [row for steps in kept for row in _rows(steps, encoder, prompt, sft, hesitation)]
     if not rows:
         raise ValueError(f"sft: environment {spec.name!r} has no successful expert trajectory in split {split!r}")
     return rows
@@ -78,19 +77,13 @@ def demonstrate(env: Env, task: Task, slip: float, rng: random.Random) -> list[D
         observation = step.observation
 
 
-def _said(hesitation: float, rng: random.Random) -> int:
-    times = 1
-    while rng.random() < hesitation:
-        times += 1
-    return times
-
-
 def _rows(
-    steps: list[DemoStep], encoder: PromptEncoder, prompt: PromptConfig, sft: SftConfig, said: Callable[[], int]
+    steps: list[DemoStep], encoder: PromptEncoder, prompt: PromptConfig, sft: SftConfig, rng: random.Random
 ) -> list[Row]:
     past = [(step.observation, step.action) for step in steps]
+    responses = annotate(steps, prompt.method, lambda: rng.random() < sft.hesitation)
     return [
         (encoder.encode(step.observation, past[:i], list_actions=sft.list_actions), encoder.encode_response(response))
-        for i, (step, response) in enumerate(zip(steps, annotate(steps, prompt.method, said), strict=True))
+        for i, (step, response) in enumerate(zip(steps, responses, strict=True))
         if not step.slip
     ]

@@ -7,14 +7,12 @@ publishing; each client learns of it from the generator itself, and so asks agai
 serves older weights: who does not say that it serves the new ones or is fenced, is ended.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
@@ -74,7 +72,7 @@ class Fleet:
     @classmethod
     def create(
         cls, config: EngineConfig, model_path: str, dtype: str, seed: int, thinking: ThinkingConfig | None = None
-    ) -> Fleet:
+    ) -> Self:
         """Place ``config.generators`` actors, seeded ``seed``, ``seed + 1``, ...; :meth:`start` loads their models."""
         actor: Any = ray.remote(Generator).options(
             num_cpus=config.cpus, num_gpus=config.gpus, max_concurrency=CONCURRENCY
@@ -109,10 +107,7 @@ class Fleet:
             self._load[at] += 1
             try:
                 return await self._ask(at, "generate", bound, tuple(prompt_ids), sampling, key)
-            except (GeneratorDied, EngineFenced) as error:
-                log.debug("turn %s goes to another generator: %s", key, error)
-            except ActorUnavailableError as error:  # out of reach for now; whether it got the turn is not known
-                self._leave_alone(at)
+            except (GeneratorDied, EngineFenced, ActorUnavailableError) as error:
                 log.debug("turn %s goes to another generator: %s", key, error)
             except (RayTaskError, TimeoutError) as error:
                 raise GenerationFailed(f"{_name(at)}, turn {key}: {cause_of(error)}") from error
@@ -229,9 +224,6 @@ class Fleet:
                 log.warning("%s", failures[at])
         return answers, failures
 
-    def _leave_alone(self, at: int) -> None:
-        self._alone_until[at] = now() + FENCED_RETRY_S
-
     async def _ask(self, at: int, method: str, timeout_s: float, *args: Any) -> Any:
         reference = getattr(self.handles[at], method).remote(*args)
         try:
@@ -242,8 +234,8 @@ class Fleet:
             raise
         except Exception as error:
             cause = cause_of(error)
-            if isinstance(cause, EngineFenced):
-                self._leave_alone(at)
+            if isinstance(cause, EngineFenced | ActorUnavailableError):  # the latter may have got the call all the same
+                self._alone_until[at] = now() + FENCED_RETRY_S
                 raise cause from None
             if isinstance(cause, ActorDiedError | EngineDied):
                 self._dead[at] = f"{_name(at)} died: {brief(error)}; {ADVICE}"

@@ -18,6 +18,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,36 +39,26 @@ if TYPE_CHECKING:
     from asyncrl.engine.thinking import Tag
 
 
+@dataclass(eq=False)
 class Generator(Engine):
-    def __init__(
-        self,
-        model_path: str,
-        config: EngineConfig,
-        dtype: str,
-        seed: int,
-        name: str = "generator",
-        thinking: ThinkingConfig | None = None,
-    ) -> None:
-        """Plain data only; :meth:`start` loads the model.
+    model_path: str
+    config: EngineConfig
+    dtype: str
+    seed: int
+    """Of the engine's sampling."""
+    name: str = "generator"
+    """How errors call it."""
+    thinking: ThinkingConfig | None = None
+    """Measure turns, and cut their thinking, while they are generated."""
 
-        Args:
-            seed: of the engine's sampling.
-            name: how errors call this generator.
-            thinking: measure turns, and cut their thinking, while they are generated.
-        """
-        self._model_path = model_path
-        self._config = config
-        self._dtype = dtype
-        self._seed = seed
-        self._name = name
-        self._thinking = thinking
+    def __post_init__(self) -> None:
         self._reports = Reports()
         self._llm: AsyncLLM | None = None
         self._sockets = TemporaryDirectory(prefix="asyncrl-")
         """Between front end and engine process; vLLM removes none of them."""
         self._numbers = itertools.count()
         self._requests: set[asyncio.Task[Any]] = set()
-        self._gate = Gate(name)
+        self._gate = Gate(self.name)
         self._counters = Counters()
 
     async def start(self) -> None:
@@ -81,7 +72,7 @@ class Generator(Engine):
         from asyncrl.engine.transfer import backend_for
         from asyncrl.model.load import load_tokenizer
 
-        config, gpu = self._config, self._config.gpus > 0
+        config, gpu = self.config, self.config.gpus > 0
         placement: dict[str, Any] = (
             {"gpu_memory_utilization": config.gpu_memory_utilization}
             if gpu
@@ -92,17 +83,17 @@ class Generator(Engine):
             }
         )
         tags: Sequence[Tag] = ()
-        if self._thinking:
-            tags = reasoning_tags(load_tokenizer(self._model_path), REASONING, self._thinking.tail)
-        self._stop = _end_tokens(Path(self._model_path))
+        if self.thinking:
+            tags = reasoning_tags(load_tokenizer(self.model_path), REASONING, self.thinking.tail)
+        self._stop = _end_tokens(Path(self.model_path))
         # Blocks this actor's loop on purpose: nothing can be served before it returns, and the thread that starts the
         # engine process must live as long as the actor, because the process is bound to it.
         self._llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
-                model=self._model_path,
+                model=self.model_path,
                 skip_tokenizer_init=True,
-                dtype=self._dtype,  # type: ignore[arg-type]
-                seed=self._seed,
+                dtype=self.dtype,  # type: ignore[arg-type]
+                seed=self.seed,
                 max_num_seqs=config.max_num_seqs,
                 max_model_len=config.max_model_len,
                 enforce_eager=config.enforce_eager,
@@ -110,7 +101,7 @@ class Generator(Engine):
                 disable_log_stats=True,
                 weight_transfer_config={"backend": backend_for(config.gpus)},  # type: ignore[arg-type]
                 **placement,
-                **engine_arguments(self._thinking, tags, gpu),
+                **engine_arguments(self.thinking, tags, gpu),
             )
         )
         enable_envs_cache()  # or the front end reads its settings from the environment at every request
@@ -124,15 +115,15 @@ class Generator(Engine):
             ENGINE_CHILD: "1",
             "VLLM_RPC_BASE_PATH": self._sockets.name,
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads, and may have a CUDA context
-            "VLLM_ENGINE_READY_TIMEOUT_S": str(int(self._config.start_timeout_s)),
+            "VLLM_ENGINE_READY_TIMEOUT_S": str(int(self.config.start_timeout_s)),
         }
-        if self._config.gpus > 0:
+        if self.config.gpus > 0:
             # CUDA IPC handles travel to the engine process as Python objects.
             return common | {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
         return common | {
             # "0" lets the model run in the engine's process instead of one more; the front end stays apart either way.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "OMP_NUM_THREADS": str(max(1, int(self._config.cpus))),
+            "OMP_NUM_THREADS": str(max(1, int(self.config.cpus))),
             # Threads that wait by spinning take the cores from learner and environments.
             "OMP_WAIT_POLICY": "PASSIVE",
         }
@@ -155,7 +146,7 @@ class Generator(Engine):
         result, report = await self._complete(prompt_ids, params, key, measured=True)
         output = result.outputs[0]
         if output.finish_reason not in ("stop", "length"):
-            raise RuntimeError(f"{self._name}: turn {key} ended by {output.finish_reason!r} instead of a token")
+            raise RuntimeError(f"{self.name}: turn {key} ended by {output.finish_reason!r} instead of a token")
         assert report is not None
         logprobs, signals = report
         self._counters.book(
@@ -188,10 +179,10 @@ class Generator(Engine):
         from vllm.inputs.engine import tokens_input
 
         llm = self._engine()
-        if len(ids) >= self._config.max_model_len:
+        if len(ids) >= self.config.max_model_len:
             raise ValueError(
-                f"{self._name}: turn {key} has {len(ids)} prompt tokens; engine.max_model_len = "
-                f"{self._config.max_model_len} must exceed that: raise it or lower prompt.max_prompt_tokens"
+                f"{self.name}: turn {key} has {len(ids)} prompt tokens; engine.max_model_len = "
+                f"{self.config.max_model_len} must exceed that: raise it or lower prompt.max_prompt_tokens"
             )
         task = asyncio.current_task()
         assert task is not None
@@ -234,7 +225,7 @@ class Generator(Engine):
         self._gate.close()
         self._counters.book(paused=True)
         async with self._bounded("pause"):
-            await llm.pause_generation(mode="keep", clear_cache=self._config.kv == "recompute")
+            await llm.pause_generation(mode="keep", clear_cache=self.config.kv == "recompute")
             # Queued or half prefilled, they would look up, or go on with, keys and values of the weights that go now.
             requests = llm.output_processor.request_states.values()
             await llm.abort([request.external_req_id for request in requests if request.is_prefilling])
@@ -252,7 +243,7 @@ class Generator(Engine):
     async def init_weight_transfer_engine(self, request: dict[str, Any]) -> None:
         from asyncrl.engine.transfer import backend_for, meet
 
-        config, clean = self._config, self._gate.version != UNKNOWN
+        config, clean = self.config, self._gate.version != UNKNOWN
         meeting = meet(self._engine(), backend_for(config.gpus), request, clean, config.publish_timeout_s)
         await self._control("weight-transfer set-up", meeting)
 
@@ -263,7 +254,7 @@ class Generator(Engine):
     async def update_weights(self, round: int, request: dict[str, Any]) -> None:
         from asyncrl.engine.transfer import backend_for, deliver
 
-        config, check = self._config, partial(self._gate.check_round, round)
+        config, check = self.config, partial(self._gate.check_round, round)
         delivery = deliver(self._engine(), backend_for(config.gpus), request, check, config.publish_timeout_s)
         await self._control("weight update", delivery)
 
@@ -287,7 +278,7 @@ class Generator(Engine):
 
     def _engine(self) -> AsyncLLM:
         if self._llm is None:
-            raise RuntimeError(f"{self._name} is not running: await start() first, and nothing after shutdown()")
+            raise RuntimeError(f"{self.name} is not running: await start() first, and nothing after shutdown()")
         return self._llm
 
     async def _control(self, what: str, call: Awaitable[None]) -> None:
@@ -297,7 +288,7 @@ class Generator(Engine):
     @asynccontextmanager
     async def _bounded(self, what: str, field: str = "publish_timeout_s") -> AsyncIterator[None]:
         try:
-            async with bounded(getattr(self._config, field), f"{self._name}: {what}", f"engine.{field}"):
+            async with bounded(getattr(self.config, field), f"{self.name}: {what}", f"engine.{field}"):
                 yield
         except Exception as error:
             if self._llm is not None and self._llm.errored:

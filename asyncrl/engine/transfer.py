@@ -94,26 +94,26 @@ def _packed(bucket: Sequence[tuple[str, torch.Tensor]]) -> NDArray[np.uint8]:
     return np.frombuffer(save(own), dtype=np.uint8)
 
 
+@dataclass(eq=False)
 class Sender:
     """The sending end; made on every learner rank, after which :meth:`send` is called on all ranks together.
 
     Generators are met again, over NCCL in a new group, when those that take part change or one of them has failed.
     """
 
-    def __init__(
-        self, backend: Backend, handles: Sequence[Any], source: WeightSource, rank: int, timeout_s: float
-    ) -> None:
-        """
-        Args:
-            handles: generator actors; only rank 0 talks to them.
-            source: yields every parameter under its Hugging Face name, re-iterable, the same order on all ranks.
-            timeout_s: longest a single call to the generators may take.
-        """
-        self._backend, self._handles, self._source = backend, list(handles), source
-        self._rank, self._timeout_s = rank, timeout_s
+    backend: Backend
+    handles: Sequence[Any]
+    """Generator actors; only rank 0 talks to them."""
+    source: WeightSource
+    """Yields every parameter under its Hugging Face name, re-iterable, the same order on all ranks."""
+    rank: int
+    timeout_s: float
+    """Longest a single call to the generators may take."""
+
+    def __post_init__(self) -> None:
         self._members: list[int] = []
         self._trainer: Any = None
-        self._client = GeneratorClient({}, timeout_s)
+        self._client = GeneratorClient({}, self.timeout_s)
 
     def send(self, members: Sequence[int]) -> dict[int, str]:
         """One round to the generators of these indices, all of them paused.
@@ -123,41 +123,41 @@ class Sender:
         if list(members) != self._members or self._client.failed:
             leave(self._client.group)
             self._members = list(members)
-            handles = {at: self._handles[at] for at in members}
-            self._client = GeneratorClient(handles, self._timeout_s, collective=self._backend == NCCL)
+            handles = {at: self.handles[at] for at in members}
+            self._client = GeneratorClient(handles, self.timeout_s, collective=self.backend == NCCL)
             try:
                 self._meet()
             except Exception as error:
                 if not (self._client.failed or isinstance(error, TimeoutError)):
                     raise
-                for _ in self._source:  # the other ranks are in it
+                for _ in self.source:  # the other ranks are in it
                     pass
                 others = "" if self._client.failed else str(error)
                 self._client.failed = dict.fromkeys(members, others) | self._client.failed
                 return self._client.failed
-        if self._backend == CPU:
-            send_buckets(self._client, self._source, is_sender=self._rank == 0)
+        if self.backend == CPU:
+            send_buckets(self._client, self.source, is_sender=self.rank == 0)
         else:
             self._trainer.send_weights()
         return self._client.failed
 
     def _meet(self) -> None:
-        if self._backend == CPU:
-            if self._rank == 0:
+        if self.backend == CPU:
+            if self.rank == 0:
                 self._client.init_weight_transfer_engine({})
             return
-        sizes = [math.prod(meta.shape) * meta.dtype.itemsize for meta in self._source.metadata()]
+        sizes = [math.prod(meta.shape) * meta.dtype.itemsize for meta in self.source.metadata()]
         packed: Any = {"packed": True, "packed_buffer_size_bytes": max(DEFAULT_PACKED_BUFFER_SIZE_BYTES, *sizes)}
-        client, source = self._client, self._source
-        if self._backend == IPC:
-            info = IPCTrainerInitInfo(rank=self._rank, **packed)
+        client, source = self._client, self.source
+        if self.backend == IPC:
+            info = IPCTrainerInitInfo(rank=self.rank, **packed)
             self._trainer = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
             return
         address, world_size = (ray.util.get_node_ip_address(), get_open_port()), 1 + len(self._members)
-        nccl = NCCLTrainerInitInfo(*address, world_size, rank=self._rank, **packed)
+        nccl = NCCLTrainerInitInfo(*address, world_size, rank=self.rank, **packed)
         self._trainer = handshake(
             lambda: WeightTransferTrainerFactory.trainer_init(nccl, client=client, source=source),
-            self._timeout_s + GRACE_S,
+            self.timeout_s + GRACE_S,
             given_up=lambda: bool(client.failed),
         )
         client.group = self._trainer.model_update_group

@@ -6,7 +6,7 @@ digests are read from the packed tensor itself, not from the samples it was made
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ class Row(NamedTuple):
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
 
+
+Rows: TypeAlias = Sequence[Row | TurnSample]
 
 PADDING = TurnSample((0,), (0,), (False,), (0.0,), 0.0, 0.0, 0, (), group=-1, node=-1)
 """What an empty micro-batch holds, so that a rank without rows still takes part in the collectives."""
@@ -62,11 +64,7 @@ class Packed:
         return self.input_ids[0, self.at]
 
 
-def row_of(sample: TurnSample) -> Row:
-    return Row(sample.prompt_ids, sample.response_ids)
-
-
-def pack(rows: Sequence[Row], device: torch.device | str = "cpu") -> Packed:
+def pack(rows: Rows, device: torch.device | str = "cpu") -> Packed:
     """Lay one or more rows end to end.
 
     Raises ValueError: a row without a prompt token to predict its first response token from.
@@ -77,7 +75,8 @@ def pack(rows: Sequence[Row], device: torch.device | str = "cpu") -> Packed:
     responses = np.array([len(row.response_ids) for row in rows])
     lengths = prompts + responses
     edges = np.concatenate(([0], lengths.cumsum()))
-    ids = np.concatenate([np.asarray(part, dtype=np.int64) for row in rows for part in row])
+    parts = [part for row in rows for part in (row.prompt_ids, row.response_ids)]
+    ids = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
     positions = np.arange(edges[-1]) - np.repeat(edges[:-1], lengths)
     owner = np.repeat(np.arange(len(rows)), lengths)
     at = np.flatnonzero(positions >= prompts[owner])

@@ -5,11 +5,9 @@ whole group is ended, since the others would wait for it in a collective, and th
 answers every call with :class:`LearnerError`.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray.exceptions import RayActorError
@@ -29,10 +27,7 @@ class LearnerError(RuntimeError):
 
 
 class LearnerGroup:
-    """Made by :meth:`create`, ready after :meth:`start`. Calls are made one after another, never two at a time.
-
-    Raises LearnerError: from every call, if a rank fails in it or the group has ended.
-    """
+    """Made by :meth:`create`, ready after :meth:`start`. Calls are made one after another, never two at a time."""
 
     def __init__(self, ranks: Sequence[Any], config: LearnerConfig) -> None:
         self._ranks = list(ranks)
@@ -48,7 +43,7 @@ class LearnerGroup:
         dtype: str = "float32",
         temperature: float = 1.0,
         seed: int = 0,
-    ) -> LearnerGroup:
+    ) -> Self:
         """Ask the cluster for the ranks' actors.
 
         Args:

@@ -5,6 +5,7 @@ rows exceeds the token budget; every rank has the same number of micro-batches (
 ones being empty lists, which become rows without weight.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -23,14 +24,9 @@ def plan(lengths: Sequence[int], tokens_per_micro_batch: int, world_size: int) -
     """
     line = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     rounds = -(-len(_cut(line, lengths, tokens_per_micro_batch)) // world_size)
-    low, high = 1, tokens_per_micro_batch
-    while low < high:
-        middle = (low + high) // 2
-        if len(_cut(line, lengths, middle)) <= rounds * world_size:
-            high = middle
-        else:
-            low = middle + 1
-    return _share_out(_cut(line, lengths, high), lengths, rounds, world_size)
+    budgets = range(1, tokens_per_micro_batch)
+    smaller = bisect_left(budgets, True, key=lambda budget: len(_cut(line, lengths, budget)) <= rounds * world_size)
+    return _share_out(_cut(line, lengths, 1 + smaller), lengths, rounds, world_size)
 
 
 def _cut(line: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:

@@ -4,25 +4,10 @@ Invariants: logits exist for response tokens only; log-probs and entropies are f
 refer to the distribution at the given temperature, which is the one the tokens were sampled from.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor, nn
 
-from asyncrl.learner import attention
 from asyncrl.learner.batch import Packed
-from asyncrl.model.load import load_causal_lm
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-
-def load(path: str, dtype: str, device: torch.device) -> PreTrainedModel:
-    """The causal language model in folder ``path``, on ``device`` and set up for packed rows."""
-    model = load_causal_lm(path, dtype, attention.register())
-    return model.to(device)  # type: ignore[arg-type]  # a decorator hides that it is a method
 
 
 def logprobs(model: nn.Module, packed: Packed, temperature: float, entropy_grad: bool = False) -> tuple[Tensor, Tensor]:

@@ -57,13 +57,10 @@ def build(model: nn.Module, learner: LearnerConfig, dtype: str) -> Any:
     return engine
 
 
-def set_lr(engine: Any, lr: float) -> None:
+def step(engine: Any, lr: float) -> float:
+    """Apply the accumulated gradient at rate ``lr``; returns its norm over all parameters, before clipping."""
     for group in engine.optimizer.param_groups:
         group["lr"] = lr
-
-
-def step(engine: Any) -> float:
-    """Apply the accumulated gradient; returns its norm over all parameters, before clipping."""
     norm = None
     if engine.zero_optimization_stage() == 0 and not engine.bfloat16_enabled():
         # Plain DeepSpeed clips without keeping the norm; the gradients are averaged by now and whole on every rank.

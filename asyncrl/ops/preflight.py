@@ -10,7 +10,7 @@ from pathlib import Path
 from asyncrl.config.load import ConfigError
 from asyncrl.config.run import RunConfig
 from asyncrl.env import find_env
-from asyncrl.model.folder import ModelNotFound, check_model_folder
+from asyncrl.model.load import ModelNotFound, check_model_folder, load_tokenizer
 
 
 def preflight(config: RunConfig, out: Path | None = None) -> None:
@@ -76,7 +76,6 @@ def _reasoning(config: RunConfig) -> Iterator[str]:
     if thinking is None or path is None or not Path(path).is_dir():
         return
     from asyncrl.engine.thinking import REASONING, reasoning_tags
-    from asyncrl.model.load import load_tokenizer
 
     try:
         reasoning_tags(load_tokenizer(path), REASONING, thinking.tail)

@@ -3,7 +3,6 @@
 Invariant: callers have run the preflight; Ctrl-C and SIGTERM end everything that was started.
 """
 
-import asyncio
 import json
 import tempfile
 from dataclasses import asdict
@@ -15,7 +14,6 @@ from rich.table import Table
 from asyncrl.coldstart.sft import cold_start
 from asyncrl.config.coldstart import SftConfig
 from asyncrl.config.run import RunConfig
-from asyncrl.evaluate.episodes import EvalReport
 from asyncrl.ops.job import base_model
 from asyncrl.runtime.system import cluster, system
 from asyncrl.runtime.train import evaluate_split
@@ -24,9 +22,10 @@ from asyncrl.track.console import ConsoleSink
 from asyncrl.track.jsonl import JsonlSink
 
 
-def evaluate_model(config: RunConfig, path: str) -> EvalReport:
+async def evaluate_model(config: RunConfig, path: str) -> None:
     """Measure the model of ``path`` on the test split and print the report: a table, or one JSON line in a pipe."""
-    report = asyncio.run(_evaluate(config, path))
+    async with cluster(config), system(config, path, learner=False) as parts:
+        report = await evaluate_split(config, parts)
     console = Console()
     if console.is_terminal:
         table = Table("measure", "value", title=path)
@@ -35,20 +34,10 @@ def evaluate_model(config: RunConfig, path: str) -> EvalReport:
         console.print(table)
     else:
         console.print(json.dumps({"model": path, **asdict(report)}), markup=False, highlight=False, soft_wrap=True)
-    return report
 
 
-async def _evaluate(config: RunConfig, path: str) -> EvalReport:
-    async with cluster(config), system(config, path, learner=False) as parts:
-        return await evaluate_split(config, parts)
-
-
-def cold_start_model(config: RunConfig, sft: SftConfig, out: Path) -> None:
+async def cold_start_model(config: RunConfig, sft: SftConfig, out: Path) -> None:
     """The cold start alone; the trained model goes to the new folder ``out``, its losses beside it to ``out.jsonl``."""
-    asyncio.run(_cold_start(config, sft, out))
-
-
-async def _cold_start(config: RunConfig, sft: SftConfig, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     sinks: list[Sink] = [JsonlSink(out.with_name(f"{out.name}.jsonl")), ConsoleSink(0)]
     with tempfile.TemporaryDirectory(prefix="asyncrl-") as scratch, Tracker(sinks) as tracker:

@@ -10,14 +10,12 @@ Invariants:
 * A lease that the pool grants is held, returned or reported by someone, also when the one who asked is cancelled.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from ray.exceptions import RayError, RayTaskError, UnserializableException
 
@@ -56,7 +54,7 @@ class Slot:
         """The last call: its method, result and time limit in seconds."""
 
     @classmethod
-    async def acquire(cls, pool: Any, timeout_s: float, wait_s: float, owner: str = "") -> Slot:
+    async def acquire(cls, pool: Any, timeout_s: float, wait_s: float, owner: str = "") -> Self:
         """Wait for a free slot, at most ``wait_s``; its calls may take ``timeout_s`` each.
 
         ``owner`` is the name by which the pool may be told to forget who asks (:meth:`EnvPool.forget`).

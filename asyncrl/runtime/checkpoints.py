@@ -55,18 +55,12 @@ class Checkpoints:
             ]
             async with bounded(SAVE_TIMEOUT_S, "saving the groups that wait for training"):
                 await asyncio.gather(*kept)
-            if path.exists():
-                self._withdraw(path)
             partial.rename(path)
             for old in sorted(self._folder.glob("version-*"))[: -self._keep]:
-                self._withdraw(old)
+                old.rename(old.with_name(f".old-{old.name}"))  # removed whole, or not under its name
         finally:
             self._discard()
         return path
-
-    @staticmethod
-    def _withdraw(path: Path) -> None:
-        path.rename(path.with_name(f".old-{path.name}"))  # removed whole, or not under its name
 
     def _discard(self) -> None:
         for partial in self._folder.glob(".*version-*"):

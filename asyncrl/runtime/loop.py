@@ -8,6 +8,7 @@ the ledger with the reason why not; the driver holds numbers and references, the
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
 
@@ -39,31 +40,25 @@ PROBES = 4
 """Turns whose log-probs are compared after a publish."""
 
 
+@dataclass(eq=False)
 class Loop:
-    """One training run over a started system.
+    """One training run over a started system."""
 
-    Args:
-        state: where to go on; a new one begins at version 0.
-        record: called once a batch with (version, update, record references).
-        after_publish: called with the new version after each publish: evaluation, checkpoints.
-    """
+    config: RunConfig
+    system: System
+    sampler: TaskSampler
+    tracker: Tracker
+    state: RunState
+    """Where to go on; a new one begins at version 0."""
+    record: Callable[[int, int, Sequence[Any]], Awaitable[None]]
+    """Called once a batch with (version, update, record references)."""
+    after_publish: Callable[[int], Awaitable[None]]
+    """Called with the new version after each publish: evaluation, checkpoints."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        system: System,
-        sampler: TaskSampler,
-        tracker: Tracker,
-        state: RunState,
-        record: Callable[[int, int, Sequence[Any]], Awaitable[None]],
-        after_publish: Callable[[int], Awaitable[None]],
-    ) -> None:
-        self._config, self._system, self._sampler = config, system, sampler
-        self._tracker, self._record, self._after_publish = tracker, record, after_publish
-        self._learner = cast(LearnerGroup, system.learner)
-        runtime = config.runtime
+    def __post_init__(self) -> None:
+        self._learner = cast(LearnerGroup, self.system.learner)
+        runtime = self.config.runtime
         self._admission = Admission(runtime.groups_per_batch, runtime.lag_bound, runtime.late)
-        self._wanted = runtime.versions * runtime.groups_per_batch
         self._expanding: dict[int, tuple[asyncio.Task[None], float]] = {}
         """By key: the expansion, and when it began."""
         self._blocked_since: float | None = None
@@ -71,12 +66,11 @@ class Loop:
         self._check: asyncio.Task[None] | None = None
         """The last publish's comparison of log-probs, which goes on beside the next batch."""
         self._changed = asyncio.Event()
-        self.state = state
 
     async def run(self) -> None:
         state = self.state
         async with asyncio.TaskGroup() as self._expansions:
-            while state.version < self._config.runtime.versions:
+            while state.version < self.config.runtime.versions:
                 times = [now()]
                 await self._next_batch()
                 times.append(now())
@@ -87,19 +81,19 @@ class Loop:
                 for name, (start, end) in zip(("wait", "update", "publish"), pairwise(times), strict=True):
                     metrics[f"time/{name}_s"] = end - start
                     state.seconds[name] += end - start
-                self._tracker.log(state.version, metrics, histograms)
+                self.tracker.log(state.version, metrics, histograms)
                 self._admit()
                 blocked = state.seconds["admission_blocked"]
-                await self._after_publish(state.version)
+                await self.after_publish(state.version)
                 self._admit()
                 state.seconds["admission_blocked"] = blocked  # what an evaluation holds up is not the bound's doing
 
     def _admit(self) -> None:
         """Start tasks as far as the lag bound allows; no more than the run will train."""
-        state = self.state
-        wanted = self._wanted - state.version * self._config.runtime.groups_per_batch
+        state, runtime = self.state, self.config.runtime
+        wanted = (runtime.versions - state.version) * runtime.groups_per_batch
         while state.outstanding < wanted and self._admission.may_admit(state.outstanding):
-            attempt = state.admit(self._sampler.task)
+            attempt = state.admit(self.sampler.task)
             expansion = self._expansions.create_task(self._expand(attempt))
             self._expanding[attempt.key] = expansion, now()
         self._note_blocked(state.outstanding < wanted)
@@ -115,8 +109,8 @@ class Loop:
         """Grow the task's forest; keep the group until it is trained, or admit the task again."""
         cause, retry = "", True
         try:
-            group = await self._system.coordinators.expand(attempt.task, attempt.key)
-            counters, roots = group.summary.counters, self._config.tree.roots
+            group = await self.system.coordinators.expand(attempt.task, attempt.key)
+            counters, roots = group.summary.counters, self.config.tree.roots
             if group.summary.leaves < roots:
                 losses = {name: count for name, count in counters.items() if name.startswith("lost_") and count}
                 cause = f"only {group.summary.leaves} of at least {roots} leaves ended: {losses}"
@@ -168,7 +162,7 @@ class Loop:
                 for key in choice.dropped:
                     self._give_up(state.running[key], LATE, f"not done within {self._admission.max_lag} versions")
                 return state.take(choice.batch)
-            if self._system.fleet.fenced:
+            if self.system.fleet.fenced:
                 try:
                     async with asyncio.timeout(patience):
                         await self._changed.wait()
@@ -176,14 +170,14 @@ class Loop:
                     await self._refit()
                     patience *= 2
                 continue
-            limit = self._config.runtime.group_timeout_s + 2 * GRACE_S  # a group is lost before this runs out
+            limit = self.config.runtime.group_timeout_s + 2 * GRACE_S  # a group is lost before this runs out
             async with bounded(limit, "waiting for a finished group", "runtime.group_timeout_s"):
                 await self._changed.wait()
 
     async def _refit(self) -> None:
         """Serve those that missed the last publish: the others may be dead or slow by now; then no batch would come,
         and so no next publish."""
-        fleet = self._system.fleet
+        fleet = self.system.fleet
         try:
             await publish(fleet, self._learner, self.state.version, fleet.fenced)
         except GeneratorDied:
@@ -200,7 +194,7 @@ class Loop:
         learned = await self._learner.update([group.samples for group in groups])
         trained = [(ready.group.summary, ready.done) for ready in state.training]
         metrics, histograms = lag_figures(trained, state.version, state.update, state.updates_at, learned["updates"])
-        await self._record(state.version, state.update + int(learned["updates"]), [group.record for group in groups])
+        await self.record(state.version, state.update + int(learned["updates"]), [group.record for group in groups])
         thinking, more = thinking_figures([group.summary for group in groups])
         metrics |= batch_metrics(group.summary for group in groups) | thinking
         return learned, metrics | {f"learner/{name}": value for name, value in learned.items()}, histograms | more
@@ -211,24 +205,24 @@ class Loop:
         probes = [ready.group.summary.probe for ready in state.training[:PROBES]]
         if self._check is not None:
             await asyncio.wait([self._check])  # it is about the weights that go now
-        metrics = await publish(self._system.fleet, self._learner, state.version + 1)
+        metrics = await publish(self.system.fleet, self._learner, state.version + 1)
         state.publish(learned)
-        if self._config.runtime.check_publish:
+        if self.config.runtime.check_publish:
             ours = await self._learner.logprobs(probes)
             self._check = self._expansions.create_task(self._check_publish(state.version, probes, ours))
         return metrics | state.ledger.bias()
 
     async def _check_publish(self, version: int, probes: Sequence[Probe], ours: list[list[float]]) -> None:
         try:
-            figures = logprob_gap(ours, await self._system.fleet.score_everywhere(probes))
+            figures = logprob_gap(ours, await self.system.fleet.score_everywhere(probes))
         except RuntimeError as error:
             log.warning("publish %d is not checked: %s", version, error)
             return
-        self._tracker.log(version, figures)
+        self.tracker.log(version, figures)
         gap, totals = figures["publish/logprob_gap"], self.state.totals
         totals.logprob_gap_max = max(totals.logprob_gap_max, gap)
-        most = GAP_MAX_GPU if self._config.engine.gpus else GAP_MAX
-        if self._config.model.dtype == "float32" and gap > most:
+        most = GAP_MAX_GPU if self.config.engine.gpus else GAP_MAX
+        if self.config.model.dtype == "float32" and gap > most:
             raise RuntimeError(
                 f"after publish {version} engine and learner log-probs differ by {gap:.2g} "
                 f"(at most {most} in float32): the engine serves other weights"

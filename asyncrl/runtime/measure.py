@@ -4,64 +4,18 @@ Invariants: lags come from the engine's own version spans, and their parts add u
 formula's prediction stand side by side under names of their own.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asyncrl.algo.staleness import Lag, expected_lag, split_lags, spread, stale_share
 from asyncrl.evaluate.episodes import EvalReport
 from asyncrl.learner.packing import split_groups
 from asyncrl.rollout.summary import GroupSummary, Tally
 from asyncrl.runtime.ledger import TRAINED
-
-if TYPE_CHECKING:
-    from asyncrl.runtime.state import RunState
-
-Trained = tuple[GroupSummary, int]
-"""A group of a training batch, and the learner's version when it completed."""
-
-
-@dataclass
-class Totals(Tally):
-    """What a run came to: the groups it trained, and what it lost."""
-
-    lost: int = 0
-    """Attempts lost to infrastructure; ``counters`` holds theirs too."""
-    logprob_gap_max: float = 0.0
-    lags: Counter[int] = field(default_factory=Counter)
-    """Turn samples by lag in versions."""
-
-    def train(self, groups: Iterable[Trained], version: int, learned: Mapping[str, float]) -> None:
-        """Count a batch trained at ``version``, with the learner's figures of it."""
-        for summary, done in groups:
-            self.add(summary)
-            for lag, turns in split_lags(summary.spans, done, version).items():
-                self.lags[lag.total] += turns
-        self.counters.update({name: int(learned[name]) for name in ("digests_checked", "digest_mismatches")})
-
-    def summary(self) -> dict[str, Any]:
-        """Under the names of the run's summary."""
-        names = "branches_verified", "replayed_steps", "replay_mismatches", "digests_checked", "digest_mismatches"
-        return {name: self.counters[name] for name in names} | {
-            "groups": self.groups,
-            "groups_lost": self.lost,
-            "turn_samples": self.turns,
-            "tokens_generated": self.tokens + self.counters["tokens_discarded"],
-            "tokens_kept": self.tokens,
-            "turns_cut": self.counters["cut_stable"] + self.counters["cut_cap"],
-            "resamples": self.counters["resamples"],
-            "lag_mean": sum(lag * turns for lag, turns in self.lags.items()) / max(1, self.turns),
-            "lag_max": max(self.lags, default=0),
-            "leaves_max": self.leaves_max,
-            "branched_turn_share": self.branched,
-            "branch_restore_ms_mean": self.counters["branch_restore_ms"] / max(1, self.counters["branches_verified"]),
-            "publish_logprob_gap_max": self.logprob_gap_max,
-        }
+from asyncrl.runtime.state import RunState, Trained
 
 
 def lag_figures(

@@ -5,17 +5,21 @@ batch that is being trained, or in the ledger. Every move between them is a meth
 count towards the lag bound are left only when a version is published, or a task is lost or given up.
 """
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter
 
+from asyncrl.algo.staleness import split_lags
 from asyncrl.rollout.coordinators import Expanded
+from asyncrl.rollout.summary import GroupSummary, Tally
 from asyncrl.runtime.ledger import TRAINED, Entry, Ledger
-from asyncrl.runtime.measure import Totals
 from asyncrl.types import Task
+
+Trained = tuple[GroupSummary, int]
+"""A group of a training batch, and the learner's version when it completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,44 @@ class Ready:
     """The learner's version when the group was complete."""
     group: Annotated[Expanded, Field(exclude=True)]
     """Its bulk is saved apart."""
+
+
+@dataclass
+class Totals(Tally):
+    """What a run came to: the groups it trained, and what it lost."""
+
+    lost: int = 0
+    """Attempts lost to infrastructure; ``counters`` holds theirs too."""
+    logprob_gap_max: float = 0.0
+    lags: Counter[int] = field(default_factory=Counter)
+    """Turn samples by lag in versions."""
+
+    def train(self, groups: Iterable[Trained], version: int, learned: Mapping[str, float]) -> None:
+        """Count a batch trained at ``version``, with the learner's figures of it."""
+        for summary, done in groups:
+            self.add(summary)
+            for lag, turns in split_lags(summary.spans, done, version).items():
+                self.lags[lag.total] += turns
+        self.counters.update({name: int(learned[name]) for name in ("digests_checked", "digest_mismatches")})
+
+    def summary(self) -> dict[str, Any]:
+        """Under the names of the run's summary."""
+        names = "branches_verified", "replayed_steps", "replay_mismatches", "digests_checked", "digest_mismatches"
+        return {name: self.counters[name] for name in names} | {
+            "groups": self.groups,
+            "groups_lost": self.lost,
+            "turn_samples": self.turns,
+            "tokens_generated": self.tokens + self.counters["tokens_discarded"],
+            "tokens_kept": self.tokens,
+            "turns_cut": self.counters["cut_stable"] + self.counters["cut_cap"],
+            "resamples": self.counters["resamples"],
+            "lag_mean": sum(lag * turns for lag, turns in self.lags.items()) / max(1, self.turns),
+            "lag_max": max(self.lags, default=0),
+            "leaves_max": self.leaves_max,
+            "branched_turn_share": self.branched,
+            "branch_restore_ms_mean": self.counters["branch_restore_ms"] / max(1, self.counters["branches_verified"]),
+            "publish_logprob_gap_max": self.logprob_gap_max,
+        }
 
 
 @dataclass(slots=True)

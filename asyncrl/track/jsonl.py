@@ -6,11 +6,12 @@ record of work that a resumed run did again: readers leave it out.
 """
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import to_json
 
 from asyncrl.track.base import Histograms, Metrics, bin_values
 from asyncrl.track.rundir import replacing
@@ -19,14 +20,13 @@ from asyncrl.track.rundir import replacing
 class JsonlSink:
     def __init__(self, path: Path) -> None:
         mend(path)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab")
 
     def log(self, step: int, version: int, metrics: Metrics, histograms: Histograms) -> None:
-        record: dict[str, Any] = {"step": step, "version": version, "time": round(time.time(), 3)}
-        record |= {name: _number(value) for name, value in metrics.items()}
+        record: dict[str, Any] = {"step": step, "version": version, "time": round(time.time(), 3), **metrics}
         if histograms:
             record["histograms"] = {name: bin_values(values) for name, values in histograms.items()}
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        self._file.write(to_json(record, inf_nan_mode="null", fallback=float) + b"\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -72,10 +72,3 @@ def supersede(path: Path, size: int) -> int:
                 line = json.dumps(record | {"superseded": True}).encode() + b"\n"
             out.write(line)
     return marked
-
-
-def _number(value: float) -> int | float | None:
-    if isinstance(value, int):
-        return int(value)
-    value = float(value)
-    return value if math.isfinite(value) else None

@@ -11,8 +11,6 @@
 Invariants: a run never writes into the folder of another; a file that is written whole appears whole or not at all.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -25,7 +23,7 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from asyncrl.config.load import ConfigError
 
@@ -43,7 +41,7 @@ class RunDir:
         self.summary = path / "summary.json"
 
     @classmethod
-    def create(cls, parent: str | Path, name: str, config_yaml: str, *, replace: bool = False) -> RunDir:
+    def create(cls, parent: str | Path, name: str, config_yaml: str, *, replace: bool = False) -> Self:
         """Make a new folder with its ``config.yaml``.
 
         A name that is taken becomes ``name-2``, ``name-3``, ...; with ``replace`` the run gets exactly ``name`` and
@@ -67,7 +65,7 @@ class RunDir:
         return run
 
     @classmethod
-    def open(cls, path: str | Path) -> RunDir:
+    def open(cls, path: str | Path) -> Self:
         """The folder of a run that is to go on. Raises ConfigError: ``path`` is not the folder of a run."""
         run = cls(Path(path).resolve())
         for name in ("run.json", "config.yaml"):

@@ -38,16 +38,16 @@ class ProbeRank(LearnerRank):
 
     def renew(self, learner: LearnerConfig, algo: AlgoConfig | None) -> None:
         """Be the same rank of another group, in this process and with the ranks met before."""
-        self.__init__(self.rank, self._model_path, learner, algo, self._dtype, self._temperature, self._seed)
+        self.__init__(self.rank, self.model_path, learner, algo, self.dtype, self.temperature, self.seed)
         self._store = mock.Mock()
         with mock.patch("asyncrl.learner.zero.join"):
             self.start("met", 0)
 
-    def _apply(self) -> float:
+    def _apply(self, lr: float) -> float:
         from deepspeed.utils import safe_get_full_grad
 
         self.gradient = {n: safe_get_full_grad(p).clone().numpy() for n, p in self.engine.module.named_parameters()}
-        return super()._apply()
+        return super()._apply(lr)
 
     def last_gradient(self) -> dict[str, np.ndarray]:
         return self.gradient

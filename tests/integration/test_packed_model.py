@@ -6,7 +6,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from asyncrl.learner import attention
-from asyncrl.learner.batch import PADDING, Row, pack, row_of
+from asyncrl.learner.batch import PADDING, Row, pack
 from asyncrl.learner.policy import logprobs
 from tests.tiny_qwen import tiny_qwen
 
@@ -50,8 +50,8 @@ def test_neighbours_leave_a_row_and_its_gradient_alone(model: Qwen3ForCausalLM) 
         logprobs(model, packed, 1.0)[0][packed.row == 1].sum().backward()
         return model.model.layers[0].self_attn.q_proj.weight.grad.clone()
 
-    alone = gradient(row_of(PADDING), row)
-    crowded = gradient(Row((9,) * 17, (2,) * 9), row, row_of(PADDING))
+    alone = gradient(PADDING, row)
+    crowded = gradient(Row((9,) * 17, (2,) * 9), row, PADDING)
     torch.testing.assert_close(alone, crowded, rtol=1e-5, atol=1e-7)
 
 

@@ -12,8 +12,7 @@ from asyncrl.config.model import TinyConfig
 from asyncrl.config.prompt import PromptConfig
 from asyncrl.env import find_env
 from asyncrl.model import tiny
-from asyncrl.model.folder import ModelNotFound
-from asyncrl.model.load import load_causal_lm, load_tokenizer
+from asyncrl.model.load import ModelNotFound, load_causal_lm, load_tokenizer
 from asyncrl.model.tiny import TAGS, make_tiny
 from asyncrl.ops.preflight import preflight
 

@@ -15,8 +15,8 @@ from asyncrl.evaluate.episodes import report
 from asyncrl.rollout.coordinator import EpisodeLost
 from asyncrl.rollout.summary import GroupSummary, Tally, summarise
 from asyncrl.runtime.ledger import GIVEN_UP, TRAINED, Entry, Ledger
-from asyncrl.runtime.measure import Totals, Trained, batch_metrics, lag_figures
-from asyncrl.runtime.state import RunState
+from asyncrl.runtime.measure import batch_metrics, lag_figures
+from asyncrl.runtime.state import RunState, Totals, Trained
 from asyncrl.types import Group, token_digest
 from tests.unit.growing import grow, make_forest, make_turn
 

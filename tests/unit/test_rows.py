@@ -81,8 +81,8 @@ def test_a_slip_is_not_what_was_sought():
 
 def test_hesitation_says_the_reasoning_again_and_the_action_once():
     steps = demo(("hall", "go kitchen"), ("kitchen: mug", "take mug"))
-    often = iter([3, 1])
-    assert annotate(steps, said=lambda: next(often)) == [
+    more = iter([True, True, False, False])
+    assert annotate(steps, hesitates=lambda: next(more)) == [
         "<explore>seek mug in kitchen, seek mug in kitchen, seek mug in kitchen</explore>\n<action>go kitchen</action>",
         "<think>now take mug</think>\n<action>take mug</action>",
     ]
