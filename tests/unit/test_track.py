@@ -115,7 +115,7 @@ def test_console_writes_plain_lines_where_there_is_no_terminal() -> None:
     sink.log(5, 2, {"success": 0.25, "other": 9.0, "lag_mean": 1.5}, {})
     sink.log(6, 3, {"other": 9.0}, {})
     sink.close()
-    assert out.getvalue() == "version 2 of 9  success=0.25  lag_mean=1.5\n"
+    assert out.getvalue() == "version 2 of 3  success=0.25  lag_mean=1.5\n"
 
 
 def test_console_shows_progress_and_values_on_a_terminal() -> None:
