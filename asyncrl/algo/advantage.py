@@ -101,7 +101,7 @@ def spark(paths: Paths, algo: AlgoConfig) -> Credit:
     n = len(paths.parent)
     returns, trained = paths.returns[leaf], paths.trained[leaf]
     if algo.prefix == "mean":
-        returns, trained = _sum_by(turn, returns, n) / np.bincount(turn), _sum_by(turn, trained, n) > 0
+        returns, trained = _sum_by(turn, returns, n) / np.bincount(turn), np.bincount(turn[trained], minlength=n) > 0
         turn = np.arange(n)
     score = returns - algo.invalid_penalty * ~paths.valid[turn]
     population = score if algo.statistics == "steps" else paths.returns

@@ -169,7 +169,7 @@ class Thinking:
         self._free = list(range(SCRAP + 1, slots))
         self._advanced, self._committed = self._advance, self._commit
         if device.type == "cuda":  # a hundred small operations would take the host longer than the GPU
-            self._advanced, self._committed = (_compiled(step) for step in (self._advance, self._commit))
+            self._advanced, self._committed = _compiled(self._advance), _compiled(self._commit)
         self._rows: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         """Of the last step, until its tokens are known: logits over temperature (rows, V), their log-sum-exp, slots,
         places. The logits are a copy: the engine goes on to overwrite its own."""
