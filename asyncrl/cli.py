@@ -88,7 +88,7 @@ def train(
     run, summary = run_job(resolved, resume=run)
     before, after = (100 * summary[f"success_{when}"] for when in ("coldstart", "final"))
     typer.echo(f"held-out success {before:.1f} % before, {after:.1f} % after {summary['versions']} versions")
-    typer.echo(f"{summary['branches_verified']} branches verified, {summary['replay_mismatches']} dropped")
+    typer.echo(f"{summary['branches_verified']} branches verified, {summary['replay_mismatches']} replay mismatches")
     typer.echo(f"done: {run.summary}")
 
 
@@ -241,7 +241,7 @@ def env_check(
 
     [dim]asyncrl env check mypackage.envs:Maze --tasks 5[/dim]
     """
-    from asyncrl.ops.env_check import check
+    from envs.check import check
 
     with _bad_input():
         report = check(find_env(name), split, tasks, seed)
@@ -261,7 +261,7 @@ def env_play(
 
     [dim]asyncrl env play pantry --task 17[/dim]
     """
-    from asyncrl.ops.env_play import play
+    from envs.play import play
 
     with _bad_input():
         play(find_env(name), task, seed=seed)

@@ -17,10 +17,12 @@ from asyncrl.env import find_env
 from asyncrl.types import Observation, Task
 
 IDS: dict[str, str] = {
+    "asyncrl/ALFWorld-v0": "alfworld",
     "asyncrl/EZPoints-v0": "ezpoints",
     "asyncrl/Pantry-v0": "pantry",
     "asyncrl/ScienceWorld-v0": "scienceworld",
     "asyncrl/Sokoban-v0": "sokoban",
+    "asyncrl/WebShop-v0": "webshop",
 }
 """Gymnasium id -> registered short name."""
 MAX_TEXT = 65_536

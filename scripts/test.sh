@@ -17,16 +17,20 @@ outputs=$(mktemp -d)
 declare -A beside=() # process group of each group of checks that runs beside the others
 
 end() {
-    for pid in "${beside[@]}"; do kill -INT -- "-$pid" 2>/dev/null || true; done
+    for pid in "${beside[@]}"; do kill -TERM -- "-$pid" 2>/dev/null || true; done
     rm -rf "$outputs"
 }
 trap end EXIT
 
 # start_beside GROUP NICENESS
 start_beside() {
-    set -m # gives it a process group, which can be ended as a whole
-    nice -n "$2" scripts/test.sh "$1" >"$outputs/$1" 2>&1 &
-    set +m
+    # A session of its own can be ended as a whole. Where the kernel shares the processor between sessions first
+    # (autogroups), niceness counts only within one, so the session is made nice too.
+    # shellcheck disable=SC2016 # the inner shell's arguments
+    setsid nice -n "$2" bash -c '
+        { echo "$2" >/proc/self/autogroup; } 2>/dev/null || true
+        exec scripts/test.sh "$1"
+    ' _ "$1" "$2" >"$outputs/$1" 2>&1 &
     beside[$1]=$!
 }
 

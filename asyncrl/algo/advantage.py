@@ -95,7 +95,7 @@ def spark(paths: Paths, algo: AlgoConfig) -> Credit:
       returns, without penalties;
     * ``normalise``: ``mean`` leaves the division by the std out;
     * ``prefix``: ``duplicate`` = one row for each leaf under a turn; ``mean`` = one row a turn, whose return is the
-      mean over its leaves (then ``copies`` is 1 everywhere).
+      mean over its leaves (then ``copies`` is at most 1).
     """
     turn, leaf = paths.rows()
     n = len(paths.parent)

@@ -41,8 +41,9 @@ async def cold_start(config: RunConfig, sft: SftConfig, model_path: str, out: Pa
     rows = expert_rows(spec, config.env.train_split, load_tokenizer(model_path), config.prompt, sft)
     log.info("cold start: %d rows from %d expert trajectories", len(rows), sft.trajectories)
     changes: dict[str, Any] = {"lr": sft.lr, "warmup_updates": 0}
-    if not config.learner.gpus:  # no engine runs beside it yet
-        changes["threads"] = max(1, (os.cpu_count() or 1) // config.learner.world_size)
+    if not config.learner.gpus and not config.learner.threads and "RAY_ADDRESS" not in os.environ:
+        # No engine runs beside it yet, on this machine of the run's own.
+        changes["threads"] = max(1, len(os.sched_getaffinity(0)) // config.learner.world_size)
     learner = config.learner.model_copy(update=changes)
     group = LearnerGroup.create(model_path, learner, algo=None, dtype=config.model.dtype, seed=sft.seed)
     try:

@@ -11,10 +11,11 @@ class LearnerConfig(Strict):
     world_size: int = Field(1, ge=1)
     """Learner ranks."""
     gpus: float = Field(0, ge=0)
-    """GPUs of one rank: 0 for the CPU, or a part of the one GPU it shares with the generators."""
+    """GPUs of one rank: 0 for the CPU, a part of the one GPU it shares with the generators, or 1 of its own."""
     cpus: float = Field(1, ge=0)
     threads: int | None = Field(None, ge=1)
-    """CPU threads of one rank; None takes what Ray allows an actor: one for each of ``cpus``."""
+    """CPU threads of one rank; None takes what Ray allows an actor, one for each of ``cpus``, but every core in the
+    cold start of a run that starts its own cluster: it has the machine for itself."""
     zero_stage: Literal[0, 1, 2, 3] = 1
     lr: float = Field(1e-6, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)

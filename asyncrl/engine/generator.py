@@ -54,7 +54,7 @@ class Generator(Engine):
     def __post_init__(self) -> None:
         self._reports = Reports()
         self._llm: AsyncLLM | None = None
-        self._sockets = TemporaryDirectory(prefix="asyncrl-")
+        self._sockets = TemporaryDirectory(prefix="asyncrl-", dir=os.environ.get("VLLM_RPC_BASE_PATH"))
         """Between front end and engine process; vLLM removes none of them."""
         self._numbers = itertools.count()
         self._requests: set[asyncio.Task[Any]] = set()
@@ -274,7 +274,7 @@ class Generator(Engine):
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, 5.0)
-            self._sockets.cleanup()
+        self._sockets.cleanup()
 
     def _engine(self) -> AsyncLLM:
         if self._llm is None:

@@ -51,6 +51,7 @@ class TurnProcessor(Turns, LogitsProcessor):
         self._stepped = rows, at
         return logits
 
+    @torch.inference_mode()  # as within a step, for a call that comes between steps too
     def commit(self) -> None:
         if self._stepped is not None:
             (rows, at), self._stepped = self._stepped, None

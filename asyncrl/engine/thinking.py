@@ -183,7 +183,7 @@ class Thinking:
         for rows in (2, 1):
             nobody = torch.full((rows,), SCRAP, device=self._device)
             self.step(torch.zeros(rows, vocab, device=self._device), nobody, torch.zeros_like(nobody))
-            self.commit(nobody)
+            self.commit(nobody.clone())  # as another tensor, which it is in every real step
 
     @torch.inference_mode()
     def admit(self, key: str, temperature: float) -> int:

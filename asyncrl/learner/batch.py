@@ -135,7 +135,8 @@ def with_gradient(samples: Sequence[TurnSample], algo: AlgoConfig) -> tuple[list
     the loss of a turn without advantage is constant. The weight it is divided by counts both."""
     if algo.kl_coef > 0 or algo.entropy_coef > 0:
         return list(samples), []
-    seen = [sample for sample in samples if sample.advantage_pos or sample.advantage_neg] or list(samples[:1])
+    seen = [sample for sample in samples if sample.advantage_pos or sample.advantage_neg]
+    seen = seen or [next(sample for sample in samples if sample.copies)]
     chosen = set(map(id, seen))
     return seen, [sample for sample in samples if id(sample) not in chosen]
 

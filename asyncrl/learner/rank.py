@@ -87,8 +87,10 @@ class LearnerRank:
         later = seen[1:] if algo.proximal == "recomputed" else []
         anchors = [[x for _, x in self._forward(step, self.temperature)] for step, _ in later]
         for samples, (chosen, idle), known in zip(steps, seen, [[]] * (len(steps) - len(later)) + anchors, strict=True):
-            if idle and self.rank == 0:
-                _compare(idle, pack(idle), report)
+            if self.rank == 0:
+                report.unseen += weight(idle)
+                for sample in idle:
+                    _compare([sample], pack([sample]), report)
             part = self._policy_part(chosen, algo, known, report)
             self._step(chosen, weight(samples), part, report)
         return report

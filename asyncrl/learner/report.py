@@ -17,6 +17,8 @@ class RankReport:
     weight: float = 0.0
     sums: dict[str, float] = field(default_factory=dict)
     maxima: dict[str, float] = field(default_factory=dict)
+    unseen: float = 0.0
+    """Weight of the turns that the model did not see, whose loss is 0."""
     rows: int = 0
     tokens: int = 0
     micro_batches: int = 0
@@ -40,10 +42,11 @@ class RankReport:
 def merge(reports: Sequence[RankReport]) -> dict[str, float]:
     """One update's figures from all ranks' reports, in rank order.
 
-    Means over the tokens that the model saw, once a copy (``loss``, ``entropy``, ...), ``ess`` (effective sample size
-    of their importance, as a share: (sum w)^2 / (n sum w^2), arXiv 1809.04129), maxima (``ratio_max``), ``grad_norm``
-    (mean over the steps), ``lr``, ``updates`` (optimizer steps of this call), ``rows`` and ``tokens`` that the model
-    saw, ``trained_tokens`` (once a copy), ``micro_batches``, ``digests_checked`` and ``digest_mismatches``.
+    Means over the tokens that the model saw, once a copy (``entropy``, ...), but ``loss`` and ``policy_loss`` over the
+    others too; ``ess`` (effective sample size of the seen tokens' importance, as a share: (sum w)^2 / (n sum w^2),
+    arXiv 1809.04129), maxima (``ratio_max``), ``grad_norm`` (mean over the steps), ``lr``, ``updates`` (optimizer steps
+    of this call), ``rows`` and ``tokens`` that the model saw, ``trained_tokens`` (of them, once a copy),
+    ``micro_batches``, ``digests_checked`` and ``digest_mismatches``.
     """
     first = reports[0]
     weight = sum(report.weight for report in reports)
@@ -52,6 +55,8 @@ def merge(reports: Sequence[RankReport]) -> dict[str, float]:
         for name in sorted({name for report in reports for name in report.sums})
         if weight
     }
+    for name in {"loss", "policy_loss"} & figures.keys():
+        figures[name] *= weight / (weight + sum(report.unseen for report in reports))
     if "importance" in figures:
         mean, square = figures.pop("importance"), figures.pop("importance_sq")
         figures["ess"] = mean**2 / square if square else 0.0

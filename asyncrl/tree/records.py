@@ -84,7 +84,7 @@ def from_line(line: str) -> GroupRecord:
     except json.JSONDecodeError as error:
         raise RecordError(f"not a line of JSON: {error}") from error
     found = record.get("schema") if isinstance(record, dict) else type(record).__name__
-    if found != SCHEMA:
+    if found not in (1, SCHEMA):  # 1 has all but a node's ``void`` and ``signals``
         raise RecordError(f"expected a group record of schema {SCHEMA}, got {found!r}")
     if missing := GroupRecord.__required_keys__ - record.keys():
         raise RecordError(f"group record lacks {', '.join(sorted(missing))}")

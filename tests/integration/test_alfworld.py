@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from asyncrl.env import ReplayMismatch, Trace, find_env, replay
-from asyncrl.ops.env_check import check
 from asyncrl.types import Task
 from envs.alfworld import game
 from envs.alfworld.env import ALFWorld, FastEngine
 from envs.alfworld.tasks import find_games, game_file, task_ids
+from envs.check import check
 from envs.data_home import data_folder
 from tests.unit import alfworld_sample as sample
 

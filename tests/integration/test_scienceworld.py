@@ -13,8 +13,8 @@ import gymnasium
 import pytest
 
 from asyncrl.env import EnvSpec, ReplayMismatch, Trace, replay
-from asyncrl.ops.env_check import check
 from asyncrl.types import Task
+from envs.check import check
 from envs.gym import register
 from envs.scienceworld import LISTING_SEED, ScienceWorld
 from envs.scienceworld_host import SimulatorLost, java_home, simulator_jar

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncrl.env import EnvSpec, find_env
-from asyncrl.ops.env_check import check
 from asyncrl.types import Task
 from envs.alfworld import tasks, world
 from envs.alfworld.env import ALFWorld
 from envs.alfworld.game import Game, State, bits, compile_game, load_game, members
+from envs.check import check
 from tests.unit import alfworld_sample as sample
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.env import EnvSpec, find_env
-from asyncrl.ops.env_check import Report, check
 from asyncrl.types import Observation, Task
+from envs.check import Report, check
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         env = spec.make()
         return [env.reset(task) for task in tasks]
 
-    monkeypatch.setattr("asyncrl.ops.env_check._reset_elsewhere", reset_here)
+    monkeypatch.setattr("envs.check._reset_elsewhere", reset_here)
 
 
 def _check(name: str) -> Report:

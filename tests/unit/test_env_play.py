@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from asyncrl.env import find_env
-from asyncrl.ops.env_play import play
 from asyncrl.types import Task
 from envs.pantry import Pantry
+from envs.play import play
 
 
 def _typed(*lines: str) -> Callable[[str], str]:

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from asyncrl.config.load import load
 from asyncrl.env import Trace, find_env, replay
-from asyncrl.ops.env_check import check
 from asyncrl.types import Step, Task
+from envs.check import check
 from envs.ezpoints import SYMBOLS, EZPoints, State, deal
 from envs.ezpoints_formula import MAX_CHARS, FormulaError, evaluate
 from envs.ezpoints_picture import draw

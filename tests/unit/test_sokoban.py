@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from asyncrl.config.load import load
 from asyncrl.env import Trace, find_env, replay
-from asyncrl.ops.env_check import check
 from asyncrl.types import Task
+from envs.check import check
 from envs.gym import register
 from envs.sokoban import MOVES, Sokoban, State
 from envs.sokoban_board import Board

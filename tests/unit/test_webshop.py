@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import envs.webshop
 from asyncrl.env import EnvSpec, find_env
-from asyncrl.ops.env_check import MALFORMED, check
 from asyncrl.types import Step, Task
+from envs.check import MALFORMED, check
 from envs.data_home import data_folder
 from envs.webshop import nouns
 from envs.webshop.catalogue import Catalogue, find_files, load
