@@ -26,7 +26,6 @@ trap end EXIT
 start_beside() {
     # A session of its own can be ended as a whole. Where the kernel shares the processor between sessions first
     # (autogroups), niceness counts only within one, so the session is made nice too.
-    # shellcheck disable=SC2016 # the inner shell's arguments
     setsid nice -n "$2" bash -c '
         { echo "$2" >/proc/self/autogroup; } 2>/dev/null || true
         exec scripts/test.sh "$1"

@@ -1,4 +1,7 @@
-"""What is added to the task's reward of a group's leaves."""
+"""What is added to the task's reward of a group's leaves.
+
+Invariant: leaves that differ in nothing get the same, and where the whole group does, nothing.
+"""
 
 import numpy as np
 from numpy.typing import NDArray

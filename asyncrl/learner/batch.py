@@ -135,10 +135,13 @@ def with_gradient(samples: Sequence[TurnSample], algo: AlgoConfig) -> tuple[list
     the loss of a turn without advantage is constant. The weight it is divided by counts both."""
     if algo.kl_coef > 0 or algo.entropy_coef > 0:
         return list(samples), []
-    seen = [sample for sample in samples if sample.advantage_pos or sample.advantage_neg]
-    seen = seen or [next(sample for sample in samples if sample.copies)]
-    chosen = set(map(id, seen))
-    return seen, [sample for sample in samples if id(sample) not in chosen]
+    seen: list[TurnSample] = []
+    idle: list[TurnSample] = []
+    for sample in samples:
+        (seen if sample.advantage_pos or sample.advantage_neg else idle).append(sample)
+    if not seen:
+        seen.append(idle.pop(next(i for i, sample in enumerate(idle) if sample.copies)))
+    return seen, idle
 
 
 def digests(packed: Packed) -> list[str]:
