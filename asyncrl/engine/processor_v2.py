@@ -46,11 +46,8 @@ class TurnProcessor(Turns, LogitsProcessor):
         super().__init__(vllm_config, req_states.device)
         self._requests = req_states
         most, device = req_states.max_num_reqs, req_states.device
-        self._keys: list[str | None] = [None] * most
-        """By the runner's number of a request: the turn."""
-        self._numbers: dict[str, int] = {}
         self._slots = StagedWriteTensor(most, dtype=torch.int32, device=device)
-        """By the same number: the core's slot."""
+        """By the runner's number of a request: the core's slot. Written once between two steps: writes race."""
         self._prompts = torch.zeros(most, dtype=torch.int32, device=device)
         """By the same number: the prompt's length. The runner's own lies elsewhere in every step."""
         # Of the last step, by row: request number, where in its sequence, logits as they came.
@@ -70,11 +67,8 @@ class TurnProcessor(Turns, LogitsProcessor):
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         self.commit()
-        key = self._keys[req_idx] = turn_of(sampling_params)
-        slot = SCRAP
-        if key is not None:
-            slot = self.core.admit(key, sampling_params.temperature)
-            self._numbers[key] = req_idx
+        key = turn_of(sampling_params)
+        slot = SCRAP if key is None else self.core.admit(key, sampling_params.temperature)
         self._slots.stage_write_elem(req_idx, slot)
         return key is not None
 
@@ -104,10 +98,7 @@ class TurnProcessor(Turns, LogitsProcessor):
             step.settle.replay()
 
     def forget(self, key: str) -> None:
-        number = self._numbers.pop(key, None)
-        if number is not None and self._keys[number] == key:
-            self._keys[number] = None
-            self._slots.stage_write_elem(number, SCRAP)
+        """Nothing is known by the turn's name, and the runner has no more rows of a request that has ended."""
 
     @torch.inference_mode()
     def _recorded(self, size: int) -> Recorded:

@@ -241,6 +241,11 @@ def test_pauses_that_recompute_everything_change_nothing(crowded):
     assert pauses == 6
 
 
+def test_turns_in_the_places_of_ended_ones_are_told_as_well(crowded):
+    for longest in range(20, 28):
+        crowded.call(all_told(crowded, some_turns(crowded, 12, longest)))
+
+
 def test_requests_of_others_and_aborted_turns_leave_no_trace(crowded):
     from vllm import SamplingParams
 
