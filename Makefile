@@ -21,7 +21,7 @@ test: setup ## All checks: lint, unit, simulation, integration, e2e
 lint: setup ## ruff, mypy and the floors
 	@scripts/test.sh lint
 
-unit: setup ## Unit tests: over a minute, hardly any process
+unit: setup ## Unit tests: a minute, hardly any process
 	@scripts/test.sh unit
 
 simulation: setup ## 5,000 random schedules of the asynchronous loop, with deaths, under a virtual clock: minutes

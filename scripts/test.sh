@@ -68,7 +68,11 @@ for group in "$@"; do
         mypy
         lint-imports
         ;;
-    1-simulation | ?-unit | ?-integration | ?-e2e)
+    ?-unit)
+        echo "== unit"
+        pytest tests/unit -n logical --maxprocesses 4 --dist loadfile
+        ;;
+    1-simulation | ?-integration | ?-e2e)
         echo "== $group"
         pytest "tests/$group"
         ;;

@@ -81,7 +81,6 @@ ENDS: list[tuple[Moment, How]] = [
     (between_update_and_checkpoint(1), "SIGINT"),
     (between_update_and_checkpoint(2), "SIGTERM"),
     (after_checkpoint(EVERY), "exception"),
-    (between_update_and_checkpoint(2), "SIGKILL"),
 ]
 KILLS: list[tuple[Moment, How]] = [
     (in_cold_start, "SIGKILL"),

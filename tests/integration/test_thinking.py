@@ -44,7 +44,7 @@ class Running:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        self.folder, self.config = folder, config
+        self.config = config
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.tags = reasoning_tags(self.tokenizer, ["think", "explore"], TAIL)
@@ -72,6 +72,12 @@ class Running:
 
     def call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(TIMEOUT_S)
+
+    def load(self, folder: Path) -> None:
+        """The weights of another model of the same shapes and tokenizer, on both sides."""
+        self.call(self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)}))
+        self.call(self.llm.reset_prefix_cache())
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     async def turn(self, key: str, prompt: Sequence[int], temperature: float, max_tokens: int) -> list[int]:
         from vllm import SamplingParams
@@ -116,10 +122,14 @@ def running(folder: Path, config: ThinkingConfig | None, blocks: int) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def random_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("random"), SIZE, TEXTS, seed=1)
+
+
+@pytest.fixture(scope="module")
+def crowded(random_model: Path) -> Iterator[Running]:
     """Random weights, and a KV cache that holds a part of the turns sent to it."""
-    folder = make_tiny(tmp_path_factory.mktemp("random"), SIZE, TEXTS, seed=1)
-    with running(folder, CONFIG, blocks=14) as engine:
+    with running(random_model, CONFIG, blocks=14) as engine:
         yield engine
 
 
@@ -269,7 +279,7 @@ CHAIN = [" so", " the", " door", " is", " shut", " now"]
 
 
 @pytest.fixture(scope="module")
-def settling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def settling(crowded: Running, random_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """The next token is a matter of the last: a chain of words, then one that follows itself."""
     folder = make_tiny(tmp_path_factory.mktemp("scripted"), SIZE, TEXTS, seed=2)
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
@@ -292,8 +302,9 @@ def settling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             embedding[id_of(last), at] = 1
             head[id_of(following), at] = (12 + at % 5) / math.sqrt(SIZE.hidden)  # the final norm scales by the root
         model.save_pretrained(folder)
-    with running(folder, CONFIG, blocks=64) as engine:
-        yield engine
+    crowded.load(folder)
+    yield crowded
+    crowded.load(random_model)
 
 
 @pytest.mark.parametrize(("first", "tag", "method"), [("user", "think", "react"), ("assistant", "explore", "spark")])
