@@ -152,20 +152,24 @@ def bench_compare(
     configs: Annotated[list[Path], typer.Argument(metavar="CONFIG...", help="YAML files to set side by side")],
     out: Annotated[Path, typer.Option(help="Folder for the runs, table.md and curves.png.")],
     seeds: Annotated[str, typer.Option(help="Comma separated.")] = "0,1,2",
+    vary: Annotated[list[str] | None, typer.Option(metavar="KEY=A,B", help="Runs with each of these values.")] = None,
     override: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Applied to every run.")] = None,
 ) -> None:
     """Run configurations over seeds, one after another, and tabulate and draw them against generated tokens.
 
-    [dim]asyncrl bench compare configs/quickstart.yaml configs/quickstart_grpo.yaml --out runs/compare
-    --override runtime.eval_every=10[/dim]
-    """
-    numbers = seeds.split(",")
-    for config in configs:
-        for seed in numbers:
-            preflight(load(config, [f"runtime.seed={seed}", *(override or ())]))
-    from asyncrl.bench.compare import compare
+    With --vary, a sweep: every configuration with each value; given several times, with every combination.
 
-    typer.echo(compare(configs, numbers, out, override or ()))
+    [dim]asyncrl bench compare configs/quickstart.yaml configs/quickstart_grpo.yaml --out runs/compare
+    --override runtime.eval_every=10
+    asyncrl bench compare configs/quickstart_t2po.yaml --out runs/eps --vary thinking.eps=0.05,0.1,0.2[/dim]
+    """
+    from asyncrl.bench.compare import compare, variants
+
+    numbers, those = seeds.split(","), variants(configs, vary or ())
+    for variant in those:
+        for seed in numbers:
+            preflight(load(variant.config, [f"runtime.seed={seed}", *(override or ()), *variant.values]))
+    typer.echo(compare(those, numbers, out, override or ()))
 
 
 @bench_app.command("async")

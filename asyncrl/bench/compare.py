@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -19,20 +20,40 @@ class Run:
     curve: Curve
 
 
-def compare(configs: Sequence[Path], seeds: Sequence[str], out: Path, overrides: Sequence[str] = ()) -> str:
-    """Run every configuration with every ``runtime.seed`` into ``out``, with ``overrides`` (``key=value``) for all.
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What is set beside others: a configuration, and the values it has for the keys that vary."""
+
+    config: Path
+    values: Sequence[str]
+    """As overrides, ``key=value``."""
+
+    @property
+    def label(self) -> str:
+        return " ".join([self.config.stem, *self.values])
+
+
+def variants(configs: Sequence[Path], vary: Sequence[str]) -> list[Variant]:
+    """Every configuration with every combination of the values in ``vary``, each ``key=value,value,...``."""
+    keys = [varied.partition("=") for varied in vary]
+    grid = [[f"{key}={value}" for value in values.split(",")] for key, _, values in keys]
+    return [Variant(config, values) for config, *values in product(configs, *grid)]
+
+
+def compare(those: Sequence[Variant], seeds: Sequence[str], out: Path, overrides: Sequence[str] = ()) -> str:
+    """Run every variant with every ``runtime.seed`` into ``out``, with ``overrides`` (``key=value``) for all.
 
     Returns a Markdown table, also written to ``out/table.md`` beside ``curves.png``.
 
     Raises RuntimeError: a run failed; its log lies in ``out``.
     """
     runs: dict[str, list[Run]] = {}
-    for config in configs:
-        runs[config.stem] = []
+    for variant in those:
+        runs[variant.label] = []
         for seed in seeds:
-            name = f"{config.stem}-{seed}"
-            summary = train_once(config, out, name, [f"runtime.seed={seed}", *overrides])
-            runs[config.stem].append(Run(seed, summary, read_curve(out / name / "metrics.jsonl")))
+            name = "-".join([*variant.label.split(), seed])
+            summary = train_once(variant.config, out, name, [f"runtime.seed={seed}", *overrides, *variant.values])
+            runs[variant.label].append(Run(seed, summary, read_curve(out / name / "metrics.jsonl")))
     curves = {label: [run.curve for run in those] for label, those in runs.items()}
     draw(curves, out / "curves.png", f"success against generated tokens, {len(seeds)} seeds each")
     text = table(runs)
@@ -56,8 +77,10 @@ def table(runs: Mapping[str, Sequence[Run]]) -> str:
     rows = []
     for label, those in runs.items():
         for run in those:
-            tokens, seconds = run.summary["tokens_generated"] / 1e3, run.summary["seconds"]["total"]
-            rows.append([label, run.seed, *success([run]), f"{tokens:.0f}k", f"{seconds:.0f}"])
-        rows.append([f"**{label}**", "mean", *success(those), "", ""])
-    header = f"run | seed | cold start | final | gain | at {budget / 1e3:.0f}k tokens | tokens | seconds"
+            tokens, each = run.summary["tokens_generated"] / 1e3, run.summary["tokens_per_success"]
+            seconds = run.summary["seconds"]["total"]
+            rows.append([label, run.seed, *success([run]), f"{tokens:.0f}k", f"{each:.0f}", f"{seconds:.0f}"])
+        each = mean(run.summary["tokens_per_success"] for run in those)
+        rows.append([f"**{label}**", "mean", *success(those), "", f"{each:.0f}", ""])
+    header = f"run | seed | cold start | final | gain | at {budget / 1e3:.0f}k tokens | tokens | per success | seconds"
     return markdown(header, rows)

@@ -74,12 +74,14 @@ class Totals(Tally):
     def summary(self) -> dict[str, Any]:
         """Under the names of the run's summary."""
         names = "branches_verified", "replayed_steps", "replay_mismatches", "digests_checked", "digest_mismatches"
+        generated = self.tokens + self.counters["tokens_discarded"]
         return {name: self.counters[name] for name in names} | {
             "groups": self.groups,
             "groups_lost": self.lost,
             "turn_samples": self.turns,
-            "tokens_generated": self.tokens + self.counters["tokens_discarded"],
+            "tokens_generated": generated,
             "tokens_kept": self.tokens,
+            "tokens_per_success": generated / max(1, self.successes),
             "turns_cut": self.counters["cut_stable"] + self.counters["cut_cap"],
             "resamples": self.counters["resamples"],
             "lag_mean": sum(lag * turns for lag, turns in self.lags.items()) / max(1, self.turns),

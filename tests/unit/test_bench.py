@@ -36,7 +36,8 @@ class Runs:
         rate = RATES[mode] * (2 if given.get("env.latency.median_s") == "0" else 1)
         final = next(self.successes, 0.75)
         summary = {
-            "groups": 36, "turn_samples": 900, "tokens_generated": 12_000, "lag_mean": 0.5, "lag_max": 2,
+            "groups": 36, "turn_samples": 900, "tokens_generated": 12_000, "tokens_per_success": 480.0,
+            "lag_mean": 0.5, "lag_max": 2,
             "success_coldstart": 0.25, "success_final": final, "seconds": {"train": 900 / rate, "total": 100},
             "profile": {
                 "turn_samples_per_s": rate, "trainer_wait_share": 0.5, "train_share": 0.3, "publish_share": 0.1,
@@ -133,19 +134,40 @@ def test_async_without_a_cold_start_or_a_sync_run(tmp_path: Path, double: Runs) 
 
 def test_compare_tabulates_gain_and_success_at_equal_tokens(tmp_path: Path, double: Runs) -> None:
     out = tmp_path / "out"
-    table = compare.compare([config(tmp_path, "a"), config(tmp_path, "b")], ["3", "4"], out, ["tree.leaves=6"])
+    those = compare.variants([config(tmp_path, "a"), config(tmp_path, "b")], [])
+    table = compare.compare(those, ["3", "4"], out, ["tree.leaves=6"])
     assert table == (out / "table.md").read_text() and (out / "curves.png").exists()
     assert cells(table) == [
-        ["run", "seed", "cold start", "final", "gain", "at 4k tokens", "tokens", "seconds"],
-        ["a", "3", "25.0%", "50.0%", "+25.0", "41.7%", "12k", "100"],  # two thirds of the way from 25 % to 50 %
-        ["a", "4", "25.0%", "60.0%", "+35.0", "48.3%", "12k", "100"],
-        ["**a**", "mean", "25.0%", "55.0%", "+30.0", "45.0%", "", ""],
-        ["b", "3", "25.0%", "10.0%", "-15.0", "10.0%", "12k", "100"],
-        ["b", "4", "25.0%", "20.0%", "-5.0", "20.0%", "12k", "100"],
-        ["**b**", "mean", "25.0%", "15.0%", "-10.0", "15.0%", "", ""],
+        ["run", "seed", "cold start", "final", "gain", "at 4k tokens", "tokens", "per success", "seconds"],
+        ["a", "3", "25.0%", "50.0%", "+25.0", "41.7%", "12k", "480", "100"],  # two thirds of the way from 25 % to 50 %
+        ["a", "4", "25.0%", "60.0%", "+35.0", "48.3%", "12k", "480", "100"],
+        ["**a**", "mean", "25.0%", "55.0%", "+30.0", "45.0%", "", "480", ""],
+        ["b", "3", "25.0%", "10.0%", "-15.0", "10.0%", "12k", "480", "100"],
+        ["b", "4", "25.0%", "20.0%", "-5.0", "20.0%", "12k", "480", "100"],
+        ["**b**", "mean", "25.0%", "15.0%", "-10.0", "15.0%", "", "480", ""],
     ]
     seeds = [(run.runtime.seed, run.tree.leaves) for run in _loaded(double)]
     assert seeds == [(3, 6), (4, 6)] * 2
+
+
+def test_a_sweep_runs_every_combination_of_values(tmp_path: Path, double: Runs) -> None:
+    those = compare.variants([config(tmp_path)], ["tree.roots=2,3", "tree.leaves=6,7"])
+    table = compare.compare(those, ["0"], tmp_path / "out")
+    sizes = [(roots, leaves) for roots in (2, 3) for leaves in (6, 7)]
+    assert [(run.tree.roots, run.tree.leaves) for run in _loaded(double)] == sizes
+    labels = [row[0] for row in cells(table)[1::2]]
+    assert labels == [f"c tree.roots={roots} tree.leaves={leaves}" for roots, leaves in sizes]
+
+
+def test_a_sweep_over_a_value_that_no_run_takes_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, double: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["bench", "compare", str(config(tmp_path)), "--out", str(tmp_path / "out"), "--vary", "tree.roots=2,0"]
+    monkeypatch.setattr(sys, "argv", ["asyncrl", *line])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert (ended.value.code, double.lines) == (2, [])
+    assert "tree.roots" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
