@@ -17,6 +17,7 @@ from asyncrl.config.run import RunConfig
 from asyncrl.env import find_env
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.model.load import load_tokenizer
+from asyncrl.track.aside import placing
 from asyncrl.track.base import Tracker
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ async def cold_start(config: RunConfig, sft: SftConfig, model_path: str, out: Pa
     try:
         await group.start()
         steps = await train_sft(group, rows, sft, report)
-        await group.save(str(out))
+        async with placing(out) as partial:
+            await group.save(str(partial))
     finally:
         await group.shutdown()
     return {"sft_rows": len(rows), "sft_steps": steps, "seconds": time.monotonic() - started}

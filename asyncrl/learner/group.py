@@ -14,7 +14,6 @@ from ray.exceptions import RayActorError
 
 from asyncrl.config.algo import AlgoConfig
 from asyncrl.config.learner import LearnerConfig
-from asyncrl.learner import checkpoint
 from asyncrl.learner.rank import LearnerRank
 from asyncrl.learner.report import merge
 
@@ -100,15 +99,8 @@ class LearnerGroup:
         return (await self._call("send_weights", list(members)))[0]
 
     async def save(self, path: str) -> None:
-        """Write a checkpoint folder that Transformers and vLLM load; it appears at ``path`` whole or not at all."""
-        try:
-            await self._call("save", path)
-        except BaseException:
-            for _ in range(50):  # a killed rank may write for a moment longer
-                if checkpoint.discard_partial(path):
-                    break
-                await asyncio.sleep(0.1)
-            raise
+        """Write a checkpoint that Transformers and vLLM load to the new folder ``path``, whole when this returns."""
+        await self._call("save", path)
 
     async def load_state(self, path: str) -> int:
         """Resume from a checkpoint folder; returns its update count."""

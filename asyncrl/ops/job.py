@@ -22,10 +22,11 @@ from asyncrl.ops.preflight import preflight
 from asyncrl.runtime.checkpoints import Checkpoints, read_facts
 from asyncrl.runtime.system import cluster
 from asyncrl.runtime.train import train
+from asyncrl.track.aside import write_atomic
 from asyncrl.track.base import Tracker
 from asyncrl.track.jsonl import supersede
 from asyncrl.track.open import open_tracker
-from asyncrl.track.rundir import RunDir, write_atomic
+from asyncrl.track.rundir import RunDir
 
 log = logging.getLogger(__name__)
 

@@ -435,8 +435,6 @@ def test_checkpoint_round_trip(pair: LearnerGroup, model_path: str, tmp_path: Pa
     path = tmp_path / "version-000001"
     train(pair, samples(1))
     asyncio.run(pair.save(str(path)))
-    asyncio.run(pair.save(str(path)))  # a second one replaces the first
-    assert [entry.name for entry in tmp_path.iterdir()] == ["version-000001"]
     assert (path / "tokenizer.json").is_file()
     saved = asyncio.run(pair.logprobs(sequences, 0.7))
 
