@@ -164,7 +164,6 @@ class Turn:
     reward: float
     terminated: bool
     truncated: bool
-    info: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from typing import Any
 from asyncrl.coldstart.rows import expert_rows
 from asyncrl.config.coldstart import SftConfig
 from asyncrl.config.run import RunConfig
-from asyncrl.env import find_env
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.model.load import load_tokenizer
 from asyncrl.track.aside import placing
@@ -38,8 +37,7 @@ async def cold_start(config: RunConfig, sft: SftConfig, model_path: str, out: Pa
             tracker.log(0, figures)
 
     started = time.monotonic()
-    spec = find_env(config.env.name, config.env.options)
-    rows = expert_rows(spec, config.env.train_split, load_tokenizer(model_path), config.prompt, sft)
+    rows = expert_rows(config.env.spec, config.env.train_split, load_tokenizer(model_path), config.prompt, sft)
     log.info("cold start: %d rows from %d expert trajectories", len(rows), sft.trajectories)
     changes: dict[str, Any] = {"lr": sft.lr, "warmup_updates": 0}
     if not config.learner.gpus and not config.learner.threads and "RAY_ADDRESS" not in os.environ:
