@@ -18,6 +18,7 @@ from asyncrl.learner.group import LearnerGroup
 from asyncrl.model.load import load_tokenizer
 from asyncrl.track.aside import placing
 from asyncrl.track.base import Tracker
+from asyncrl.types import Row
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +58,11 @@ async def cold_start(config: RunConfig, sft: SftConfig, model_path: str, out: Pa
 
 async def train_sft(
     group: LearnerGroup,
-    rows: Sequence[tuple[Sequence[int], Sequence[int]]],
+    rows: Sequence[Row],
     config: SftConfig,
     report: Callable[[dict[str, float]], None],
 ) -> int:
-    """Train ``group`` on (prompt ids, response ids) rows for ``config.epochs`` epochs of shuffled batches.
+    """Train ``group`` on rows for ``config.epochs`` epochs of shuffled batches.
 
     Args:
         rows: at least one.

@@ -16,6 +16,7 @@ from asyncrl.config.algo import AlgoConfig
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.learner.rank import LearnerRank
 from asyncrl.learner.report import merge
+from asyncrl.types import Probe, Row
 
 GRACE_S = 5.0
 """How long the other ranks may take to report once one has failed: the first to fail may only have lost its peer."""
@@ -73,18 +74,16 @@ class LearnerGroup:
         """
         return merge(await self._call("update", list(batch)))
 
-    async def sft_step(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]], lr: float) -> dict[str, float]:
-        """One supervised step on (prompt ids, response ids) rows."""
+    async def sft_step(self, rows: Sequence[Row], lr: float) -> dict[str, float]:
+        """One supervised step."""
         return merge(await self._call("sft_step", list(rows), lr))
 
-    async def logprobs(
-        self, sequences: Sequence[tuple[Sequence[int], int]], temperature: float = 1.0
-    ) -> list[list[float]]:
-        """Log-probs of ``ids[start:]`` for each (ids, start), start >= 1, under the current weights."""
+    async def logprobs(self, probes: Sequence[Probe], temperature: float = 1.0) -> list[list[float]]:
+        """Log-probs of ``ids[start:]`` for each (ids, start), under the current weights."""
         merged: dict[int, list[float]] = {}
-        for part in await self._call("logprobs", list(sequences), temperature):
+        for part in await self._call("logprobs", list(probes), temperature):
             merged |= part
-        return [merged[i] for i in range(len(sequences))]
+        return [merged[i] for i in range(len(probes))]
 
     async def connect(self, generators: Sequence[Any], timeout_s: float) -> None:
         """Set up weight transfer to the generators (actor handles), each of whose calls may take ``timeout_s``."""

@@ -35,7 +35,7 @@ class Checkpoints:
             shutil.rmtree(left, ignore_errors=True)
         return max(self._folder.glob("version-*"), default=None)
 
-    async def save(self, learner: LearnerGroup, recorder: Any, state: RunState, facts: Mapping[str, Any]) -> Path:
+    async def save(self, learner: LearnerGroup, recorder: Any, state: RunState, facts: Mapping[str, Any]) -> None:
         """Write ``version-000012``; the newest ``keep`` stay.
 
         Args:
@@ -58,7 +58,6 @@ class Checkpoints:
                 await asyncio.gather(*kept)
         for old in sorted(self._folder.glob("version-*"))[: -self._keep]:
             remove(old)
-        return path
 
 
 def read_facts(checkpoint: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from asyncrl.config.coldstart import SftConfig
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.learner.group import LearnerError, LearnerGroup
 from asyncrl.learner.rank import LearnerRank
-from asyncrl.types import TurnSample, VersionSpan, token_digest
+from asyncrl.types import Row, TurnSample, VersionSpan, token_digest
 from tests.tiny_qwen import tiny_qwen
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -461,7 +461,7 @@ def test_checkpoint_round_trip(pair: LearnerGroup, model_path: str, tmp_path: Pa
 def test_cold_start_lowers_the_loss(started: Start) -> None:
     group = started(algo=None, world_size=2)
     rng = np.random.default_rng(2)
-    rows = [(tuple(int(i) for i in rng.integers(1, VOCAB, size=6)), (5, 9, 2)) for _ in range(20)]
+    rows = [Row(tuple(int(i) for i in rng.integers(1, VOCAB, size=6)), (5, 9, 2)) for _ in range(20)]
     seen: list[dict[str, float]] = []
     steps = asyncio.run(train_sft(group, rows, SftConfig(epochs=16, batch_rows=8, lr=1e-2), seen.append))
     assert steps == len(seen) == 16 * 3
