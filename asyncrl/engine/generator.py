@@ -146,7 +146,7 @@ class Generator:
         ``key`` is the turn's own id, which state inside the engine is kept under.
 
         Raises:
-            EngineFenced: see there; before or during the request.
+            EngineFenced: before or during the request.
             RuntimeError: the generator is not started, or vLLM ended the request without an answer.
             TimeoutError: longer than ``engine.generate_timeout_s``, pauses included.
             ValueError: the prompt leaves no room for a token within ``engine.max_model_len``.

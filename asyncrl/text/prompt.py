@@ -5,25 +5,11 @@ tokenises again. A prompt never exceeds ``prompt.max_prompt_tokens``.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from asyncrl.config.prompt import PromptConfig
 from asyncrl.text.message import History, PromptBuilder
 from asyncrl.types import Observation
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that is used; one without an end token is refused where it is loaded."""
-
-    eos_token_id: int
-
-    def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any: ...
-
-    def encode(self, text: str, **kwargs: Any) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int], **kwargs: Any) -> Any: ...
-
-    def get_added_vocab(self) -> dict[str, int]: ...
 
 
 class PromptTooLong(ValueError):
@@ -31,9 +17,9 @@ class PromptTooLong(ValueError):
 
 
 class PromptEncoder:
-    """Prompt builder and tokenizer of one run."""
+    """Prompt builder and tokenizer of one run: any of Hugging Face's that has a chat template and an end token."""
 
-    def __init__(self, tokenizer: Tokenizer, config: PromptConfig, role: str) -> None:
+    def __init__(self, tokenizer: Any, config: PromptConfig, role: str) -> None:
         self._tokenizer, self._limit = tokenizer, config.max_prompt_tokens
         self._builder = PromptBuilder(config, role, special=tokenizer.get_added_vocab())
 
