@@ -47,7 +47,7 @@ async def placing(path: Path) -> AsyncIterator[Path]:
         remove(path)
         partial.rename(path)
     except BaseException:
-        for _ in range(50):
+        for _ in range(50):  # five seconds
             shutil.rmtree(partial, ignore_errors=True)
             if not partial.exists():
                 break
