@@ -63,7 +63,6 @@ async def measure(model: Path, in_flight: int, tokens: int, rounds: int) -> dict
         max_num_seqs=in_flight,
         max_model_len=PROMPT + tokens,
         gpu_memory_utilization=0.4,
-        kv_cache_gib=0.5,
         enforce_eager=not gpu,
     )
     engine, control = (Served(str(model), config, _dtype(), 0, thinking=how) for how in (None, ThinkingConfig()))

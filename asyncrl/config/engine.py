@@ -17,8 +17,9 @@ class EngineConfig(Strict):
     max_num_seqs: int = Field(64, ge=1)
     """Requests in flight in one engine."""
     max_model_len: int = Field(2560, ge=64)
-    kv_cache_gib: float = Field(1, gt=0)
-    """KV cache on the CPU; on a GPU ``gpu_memory_utilization`` decides."""
+    kv_cache_gib: float | None = Field(None, gt=0)
+    """KV cache. Unset: 1 on the CPU; on a GPU, what vLLM finds to be left of ``gpu_memory_utilization``, for which the
+    GPU's free memory must not change while the engine starts: set this where others share the GPU."""
     gpu_memory_utilization: float = Field(0.85, gt=0, lt=1)
     enforce_eager: bool = True
     prefix_caching: bool = True

@@ -85,11 +85,11 @@ class Generator:
         from asyncrl.model.load import load_tokenizer
 
         config, gpu = self.config, self.config.gpus > 0
+        kv_cache_gib = config.kv_cache_gib or (None if gpu else 1)
         placement: dict[str, Any] = (
             {"gpu_memory_utilization": config.gpu_memory_utilization}
             if gpu
             else {
-                "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
                 "block_size": 32,  # tokens, the unit of prefix reuse; vLLM's own 128 exceed many a shared prefix
                 "distributed_executor_backend": "uni",
             }
@@ -110,6 +110,7 @@ class Generator:
                 max_model_len=config.max_model_len,
                 enforce_eager=config.enforce_eager,
                 enable_prefix_caching=config.prefix_caching,
+                kv_cache_memory_bytes=kv_cache_gib and int(kv_cache_gib * 2**30),
                 disable_log_stats=True,
                 weight_transfer_config={"backend": backend_for(config.gpus)},  # type: ignore[arg-type]
                 **placement,

@@ -6,11 +6,12 @@ Invariants:
 * What is kept is indexed by a token's place in the response, and a decision at place t looks only at places before t
   and at the row itself. So a row may come again (partial prefill, preemption, a token thrown away): the last one
   counts, and place 0 begins the turn afresh.
-* Only :meth:`Readback.get` waits for the device: elsewhere no shape and no branch depends on a value there.
+* Only :meth:`Readback.get` waits for the device: elsewhere no shape and no branch depends on a value there, so steps
+  may be recorded as CUDA graphs, which hold as long as :attr:`Thinking.slots` does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +23,6 @@ from asyncrl.types import Signals
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-T = TypeVar("T")
 
 SCRAP = 0
 """The slot of rows that are not a turn's next token; written to, never read."""
@@ -82,18 +81,6 @@ class Report(NamedTuple):
     """Of each token under the whole distribution it was drawn from; 0 for forced tokens, which were not drawn."""
     signals: Signals | None = None
     """None where only log-probs are kept."""
-
-
-def _compiled(step: Callable[..., T]) -> Callable[..., T]:
-    """For any number of rows, not anew for each."""
-    compiled = torch.compile(step)
-
-    def call(*tensors: Tensor) -> T:
-        for tensor in tensors:
-            torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return compiled(*tensors)
-
-    return call
 
 
 class Readback:
@@ -167,23 +154,16 @@ class Thinking:
         self._state = torch.zeros(slots, len(self._fresh), dtype=torch.int64, device=device)
         self._slot_of: dict[str, int] = {}
         self._free = list(range(SCRAP + 1, slots))
-        self._advanced, self._committed = self._advance, self._commit
-        if device.type == "cuda":  # a hundred small operations would take the host longer than the GPU
-            self._advanced, self._committed = _compiled(self._advance), _compiled(self._commit)
         self._rows: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
-        """Of the last step, until its tokens are known: logits over temperature (rows, V), their log-sum-exp, slots,
-        places. The logits are a copy: the engine goes on to overwrite its own."""
+        """Of the last step, until its tokens are known: what :meth:`settle` takes."""
 
     def __contains__(self, key: str) -> bool:
         return key in self._slot_of
 
-    @torch.inference_mode()
-    def warm_up(self, vocab: int) -> None:
-        """Compile, so that no turn waits for it; a batch of one row is a case of its own."""
-        for rows in (2, 1):
-            nobody = torch.full((rows,), SCRAP, device=self._device)
-            self.step(torch.zeros(rows, vocab, device=self._device), nobody, torch.zeros_like(nobody))
-            self.commit(nobody.clone())  # as another tensor, which it is in every real step
+    @property
+    def slots(self) -> int:
+        """Their number, which grows when more turns are there at once than ever before."""
+        return len(self._state)
 
     @torch.inference_mode()
     def admit(self, key: str, temperature: float) -> int:
@@ -204,27 +184,35 @@ class Thinking:
 
     @torch.inference_mode()
     def step(self, logits: Tensor, slots: Tensor, places: Tensor) -> None:
-        """One step of a batch: measure, decide, force.
+        """One step of a batch: what :meth:`advance` does, and the logits overwritten where a token is forced."""
+        kept = logits.clone()  # the engine goes on to overwrite its own
+        log_total, forced = self.advance(kept, slots, places)
+        self._rows = kept, log_total, slots, places
+        if forced is not None:
+            logits.scatter_(1, *forced)
+
+    @torch.inference_mode()
+    def commit(self, tokens: Tensor) -> None:
+        """The tokens (rows,) that the last step's rows led to; -1 for none."""
+        assert self._rows is not None, "commit() comes once after each step()"
+        rows, self._rows = self._rows, None
+        self.settle(*rows, tokens)
+
+    def advance(self, logits: Tensor, slots: Tensor, places: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """The first half of a step, before its tokens are drawn.
 
         Args:
-            logits: (rows, V), raw; overwritten where a token is forced.
+            logits: (rows, V), raw.
             slots: (rows,) from :meth:`admit`, or ``SCRAP``.
             places: (rows,) tokens that the turn has so far; 0 for ``SCRAP``.
-        """
-        scaled, log_total, queued = self._advanced(logits, slots, places)
-        self._rows = scaled, log_total, slots, places
-        if queued is not None:
-            forced, ids = queued
-            logits.scatter_(1, ids, torch.where(forced, FORCED_LOGIT, logits.gather(1, ids)))
 
-    def _advance(
-        self, logits: Tensor, slots: Tensor, places: Tensor
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-        """Returns logits over temperature, their log-sum-exp and, with TTI, what :meth:`_intervene` does."""
-        scaled = logits.float() / self._temperature[slots, None]
-        log_total = scaled.logsumexp(-1)
+        Returns:
+            log-sum-exp (rows,) of the logits over their temperature and, with TTI, one id a row (rows, 1) and the logit
+            to give it: its own, or ``FORCED_LOGIT``.
+        """
+        log_total = (logits.float() / self._temperature[slots, None]).logsumexp(-1)
         if (config := self._config) is None:
-            return scaled, log_total, None
+            return log_total, None
         first = places[:, None] == 0
         signals = token_signals(logits, config.top_j if config.confidence == "topj" else None)
         before = torch.where(first, torch.inf, self._extremes[slots, places])
@@ -234,9 +222,12 @@ class Thinking:
         kept = torch.stack([signals.entropy, signals.confidence, m, signals.top_entropy], -1)
         self._values[slots, places, :LOGPROB] = kept
         state = torch.where(first, self._fresh, self._state[slots])
-        queued = self._intervene(config, state, slots, places) if config.tti else None
+        forced = None
+        if config.tti:
+            due, ids = self._intervene(config, state, slots, places)
+            forced = ids, torch.where(due, FORCED_LOGIT, logits.gather(1, ids))
         self._state[slots] = state
-        return scaled, log_total, queued
+        return log_total, forced
 
     def _intervene(self, config: ThinkingConfig, state: Tensor, slots: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
         """Fire where thinking is open and nothing fired before. Returns, both (rows, 1), whether this place's token is
@@ -253,16 +244,11 @@ class Thinking:
         forced = (since >= 0) & (since < self._queue_length[state[:, TAG]])
         return forced[:, None], self._queues[state[:, TAG], since.clamp(0, self._queues.shape[1] - 1)][:, None]
 
-    @torch.inference_mode()
-    def commit(self, tokens: Tensor) -> None:
-        """The tokens (rows,) that the last step's rows led to; -1 for none."""
-        assert self._rows is not None, "commit() comes once after each step()"
-        rows, self._rows = self._rows, None
-        self._committed(*rows, tokens)
-
-    def _commit(self, scaled: Tensor, log_total: Tensor, slots: Tensor, places: Tensor, tokens: Tensor) -> None:
+    def settle(self, logits: Tensor, log_total: Tensor, slots: Tensor, places: Tensor, tokens: Tensor) -> None:
+        """The second half: what :meth:`advance` took and returned, and the tokens (rows,) drawn; -1 for none."""
         slots, tokens = torch.where(tokens >= 0, slots, SCRAP), tokens.clamp_min(0)
-        self._values[slots, places, LOGPROB] = scaled.gather(1, tokens[:, None])[:, 0] - log_total
+        drawn = logits.gather(1, tokens[:, None])[:, 0].float() / self._temperature[slots]
+        self._values[slots, places, LOGPROB] = drawn - log_total
         if self._config is None:
             return
         self._tokens[slots, places] = tokens

@@ -25,7 +25,8 @@ class Run:
 
 def environment(mark: str) -> dict[str, str]:
     """The tests' environment with a mark that every descendant inherits, however it was started."""
-    return os.environ | {"ASYNCRL_TEST_RUN": mark, "WANDB_MODE": "offline"}
+    others = {name: value for name, value in os.environ.items() if name != "WANDB_SERVICE"}  # of a run in this process
+    return others | {"ASYNCRL_TEST_RUN": mark, "WANDB_MODE": "offline"}
 
 
 def survivors(mark: str) -> list[str]:
