@@ -38,6 +38,10 @@ class Env(ABC):
         Raises ValueError: unknown split; the message lists the known ones.
         """
 
+    @classmethod  # noqa: B027 - most environments need nothing
+    def preflight(cls) -> None:
+        """Raises ValueError: this machine lacks something that the environment needs, e.g. Java, data or a server."""
+
     @abstractmethod
     def reset(self, task: Task) -> Observation:
         """Begin ``task``; may be called at any time."""
@@ -160,14 +164,7 @@ REGISTRY: dict[str, str] = {
     "sokoban": "envs.sokoban:Sokoban",
     "webshop": "envs.webshop.env:WebShop",
 }
-"""Short name -> ``module:Class``. ``register`` adds to it."""
-
-
-def register(name: str, target: str) -> None:
-    """Make ``target`` (``module:Class``) available under a short name."""
-    if ":" not in target:
-        raise ValueError(f"environment {name!r}: target must be 'module:Class', got {target!r}")
-    REGISTRY[name] = target
+"""Short name -> ``module:Class``."""
 
 
 def find_env(name: str, options: Mapping[str, Any] | None = None) -> EnvSpec:

@@ -87,6 +87,22 @@ def token_digest(ids: Sequence[int] | NDArray[np.int64]) -> str:
     return hashlib.sha1(np.asarray(ids, dtype=np.int64).tobytes(), usedforsecurity=False).hexdigest()
 
 
+class Row(NamedTuple):
+    """Token ids of which the last ones, the response, are predicted."""
+
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+
+
+class Probe(NamedTuple):
+    """A turn whose log-probs are compared between engine and learner."""
+
+    ids: Sequence[int]
+    """Prompt and response."""
+    start: int
+    """Where the response begins; at least 1, as nothing precedes the first token."""
+
+
 class Signals(NamedTuple):
     """How unsure the policy was over a turn, as its engine saw it (T2PO); means leave forced tokens out."""
 
@@ -164,7 +180,6 @@ class Turn:
     reward: float
     terminated: bool
     truncated: bool
-    info: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """A generator without a model: it answers from a script.
 
-Invariants: the :class:`~asyncrl.engine.base.Engine` contract holds, publishing, pausing and fencing included; the same
-seed and key give the same answer, whatever else runs beside it. A transfer fails where a subclass lets it.
+Invariants: the methods keep the promises of those of :class:`asyncrl.engine.generator.Generator`, publishing, pausing
+and fencing included; the same seed and key give the same answer, whatever else runs beside it. A transfer fails where a
+subclass lets it.
 """
 
 import asyncio
@@ -10,7 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from asyncrl.engine.base import Engine
 from asyncrl.engine.state import Counters, Gate
 from asyncrl.types import Generation, Sampling, VersionSpan, token_digest
 
@@ -23,7 +23,7 @@ Delay = Callable[[random.Random], float]
 """Draws the seconds one token takes."""
 
 
-class ScriptedEngine(Engine):
+class ScriptedEngine:
     def __init__(
         self,
         script: Script,

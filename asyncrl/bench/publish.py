@@ -26,6 +26,7 @@ from asyncrl.learner.group import LearnerGroup
 from asyncrl.model.tiny import train_tokenizer
 from asyncrl.runtime.publish import logprob_gap, publish
 from asyncrl.runtime.system import ACTOR_ENV
+from asyncrl.types import Probe, Row
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +73,7 @@ async def measure(backend: str, model: Path, dtype: str, publishes: int = 5) -> 
     log.info("%.2f GB of weights; the device copies %.0f GB/s", nbytes / 1e9, result["device_copy_gbs"])
     engine = EngineConfig(gpus=gpus, max_model_len=256, kv_cache_gib=0.05, gpu_memory_utilization=0.3)
     draw = random.Random(0)
-    rows = [tuple(draw.choices(range(3, 500), k=PROMPT + RESPONSE)) for _ in range(ROWS)]
-    probes = [(row, PROMPT) for row in rows]
+    probes = [Probe(draw.choices(range(3, 500), k=PROMPT + RESPONSE), PROMPT) for _ in range(ROWS)]
     fleet = Fleet.create(engine, str(model), dtype, seed=0)
     learner = LearnerGroup.create(str(model), LearnerConfig(gpus=learner_gpus), None, dtype)
     try:
@@ -83,7 +83,7 @@ async def measure(backend: str, model: Path, dtype: str, publishes: int = 5) -> 
         await learner.connect(fleet.handles, engine.publish_timeout_s)
         log.info("the learner is ready")
         for version in range(1, publishes + 1):
-            await learner.sft_step([(row[:PROMPT], row[PROMPT:]) for row in rows], lr=1e-3)
+            await learner.sft_step([Row(ids[:start], ids[start:]) for ids, start in probes], lr=1e-3)
             ours = await learner.logprobs(probes)
             stale_gap = logprob_gap(ours, await fleet.score_everywhere(probes))["publish/logprob_gap"]
             figures = await publish(fleet, learner, version)

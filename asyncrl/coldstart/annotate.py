@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from asyncrl.text.parse import Method
+from asyncrl.config.prompt import Method
 from asyncrl.types import Observation
 
 SEARCH_VERBS = frozenset({"go", "look", "open", "examine", "inspect", "search", "teleport", "read", "enter"})

@@ -9,6 +9,7 @@ The rows are a function of the environment, the configuration and ``sft.seed``.
 import random
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -17,10 +18,7 @@ from asyncrl.config.coldstart import SftConfig
 from asyncrl.config.prompt import PromptConfig
 from asyncrl.env import Env, EnvSpec
 from asyncrl.text.prompt import PromptEncoder
-from asyncrl.types import Task
-
-Row = tuple[list[int], list[int]]
-"""(prompt ids, response ids)."""
+from asyncrl.types import Row, Task
 
 
 def expert_rows(spec: EnvSpec, split: str, tokenizer: Any, prompt: PromptConfig, sft: SftConfig) -> list[Row]:
@@ -82,8 +80,9 @@ def _rows(
 ) -> list[Row]:
     past = [(step.observation, step.action) for step in steps]
     responses = annotate(steps, prompt.method, lambda: rng.random() < sft.hesitation)
+    prompt_of = partial(encoder.encode, list_actions=sft.list_actions)
     return [
-        (encoder.encode(step.observation, past[:i], list_actions=sft.list_actions), encoder.encode_response(response))
+        Row(prompt_of(step.observation, past[:i]), encoder.encode_response(response))
         for i, (step, response) in enumerate(zip(steps, responses, strict=True))
         if not step.slip
     ]

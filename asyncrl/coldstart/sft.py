@@ -7,17 +7,18 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from asyncrl.coldstart.rows import expert_rows
 from asyncrl.config.coldstart import SftConfig
 from asyncrl.config.run import RunConfig
-from asyncrl.env import find_env
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.model.load import load_tokenizer
+from asyncrl.track.aside import placing
 from asyncrl.track.base import Tracker
+from asyncrl.types import Row
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +32,8 @@ async def cold_start(config: RunConfig, sft: SftConfig, model_path: str, out: Pa
 
     A cluster must be connected (:func:`asyncrl.runtime.system.cluster`).
     """
-
-    def report(figures: dict[str, float]) -> None:
-        if figures["sft/step"] % REPORT_EVERY == 0:
-            tracker.log(0, figures)
-
     started = time.monotonic()
-    spec = find_env(config.env.name, config.env.options)
-    rows = expert_rows(spec, config.env.train_split, load_tokenizer(model_path), config.prompt, sft)
+    rows = expert_rows(config.env.spec, config.env.train_split, load_tokenizer(model_path), config.prompt, sft)
     log.info("cold start: %d rows from %d expert trajectories", len(rows), sft.trajectories)
     changes: dict[str, Any] = {"lr": sft.lr, "warmup_updates": 0}
     if not config.learner.gpus and not config.learner.threads and "RAY_ADDRESS" not in os.environ:
@@ -48,25 +43,19 @@ async def cold_start(config: RunConfig, sft: SftConfig, model_path: str, out: Pa
     group = LearnerGroup.create(model_path, learner, algo=None, dtype=config.model.dtype, seed=sft.seed)
     try:
         await group.start()
-        steps = await train_sft(group, rows, sft, report)
-        await group.save(str(out))
+        steps = await train_sft(group, rows, sft, tracker)
+        async with placing(out) as partial:
+            await group.save(str(partial))
     finally:
         await group.shutdown()
     return {"sft_rows": len(rows), "sft_steps": steps, "seconds": time.monotonic() - started}
 
 
-async def train_sft(
-    group: LearnerGroup,
-    rows: Sequence[tuple[Sequence[int], Sequence[int]]],
-    config: SftConfig,
-    report: Callable[[dict[str, float]], None],
-) -> int:
-    """Train ``group`` on (prompt ids, response ids) rows for ``config.epochs`` epochs of shuffled batches.
+async def train_sft(group: LearnerGroup, rows: Sequence[Row], config: SftConfig, tracker: Tracker) -> int:
+    """Train ``group`` on one or more rows for ``config.epochs`` epochs of shuffled batches.
 
-    Args:
-        rows: at least one.
-        report: called after each optimizer step with its figures, ``sft/loss``, ``sft/step``, ``sft/epoch`` (epochs
-            done so far, e.g. 1.5) and the others of :func:`asyncrl.learner.report.merge`.
+    Figures are ``sft/loss``, ``sft/step``, ``sft/epoch`` (epochs done so far, e.g. 1.5) and the others of
+    :func:`asyncrl.learner.report.merge`.
 
     Returns the number of optimizer steps.
     """
@@ -81,5 +70,6 @@ async def train_sft(
             figures = await group.sft_step(order[start : start + config.batch_rows], lr)
             step += 1
             figures |= {"step": step, "epoch": step / per_epoch}
-            report({f"sft/{name}": value for name, value in figures.items()})
+            if step % REPORT_EVERY == 0:
+                tracker.log(0, {f"sft/{name}": value for name, value in figures.items()})
     return step

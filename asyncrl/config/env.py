@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from asyncrl.config.base import Strict
+from asyncrl.env import EnvSpec, find_env
 
 
 class LatencyConfig(Strict):
@@ -31,3 +32,13 @@ class EnvConfig(Strict):
     step_timeout_s: float = Field(60, gt=0)
     """Longest a reset, step or restore may take before the slot counts as lost."""
     latency: LatencyConfig | None = None
+
+    @property
+    def spec(self) -> EnvSpec:
+        """What ``name`` and ``options`` stand for. Raises ValueError as :func:`asyncrl.env.find_env`."""
+        return find_env(self.name, self.options)
+
+    @property
+    def slots(self) -> int:
+        """Of all workers together."""
+        return self.workers * self.slots_per_worker

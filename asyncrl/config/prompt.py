@@ -6,9 +6,11 @@ from pydantic import Field
 
 from asyncrl.config.base import Strict
 
+Method = Literal["spark", "react"]
+
 
 class PromptConfig(Strict):
-    method: Literal["spark", "react"] = "spark"
+    method: Method = "spark"
     """Output format. ``spark``: one ``<explore>`` or ``<think>`` block, then ``<action>``; ``react``: ``<think>``, then
     ``<action>``."""
     style: Literal["full", "compact"] = "full"

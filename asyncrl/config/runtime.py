@@ -6,6 +6,8 @@ from pydantic import Field
 
 from asyncrl.config.base import Strict
 
+Late = Literal["wait", "correct", "drop"]
+
 
 class RuntimeConfig(Strict):
     versions: int = Field(120, ge=0)
@@ -18,7 +20,7 @@ class RuntimeConfig(Strict):
     trained (1), ``async`` up to ``max_lag``. One code path: only the bound differs."""
     max_lag: int = Field(2, ge=0)
     """Most versions a group may be behind when it is trained, in mode ``async``."""
-    late: Literal["wait", "correct", "drop"] = "wait"
+    late: Late = "wait"
     """What becomes of a group that still runs when the next batch would push it past ``max_lag``: the batch waits, the
     group is trained late (with importance weights), or it is given up and counted."""
     coordinators: int = Field(2, ge=1)

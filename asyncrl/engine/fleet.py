@@ -22,7 +22,7 @@ from asyncrl.config.thinking import ThinkingConfig
 from asyncrl.engine.base import EngineDied, EngineFenced, brief, cause_of
 from asyncrl.engine.generator import Generator
 from asyncrl.engine.waits import now
-from asyncrl.types import Generation, Sampling
+from asyncrl.types import Generation, Probe, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -142,8 +142,8 @@ class Fleet:
                 self._home.popitem(last=False)
         return at
 
-    async def score_everywhere(self, probes: Sequence[tuple[Sequence[int], int]]) -> list[list[list[float]]]:
-        """Log-probs of each probe ``(ids, start)``, from each generator that serves: [generators][probes][tokens].
+    async def score_everywhere(self, probes: Sequence[Probe]) -> list[list[list[float]]]:
+        """Log-probs of each probe, from each generator that serves: [generators][probes][tokens].
 
         Raises RuntimeError: none does.
         """
@@ -184,7 +184,7 @@ class Fleet:
                 self._dead[at] = f"{error}, and it was ended; {ADVICE}"
                 log.error("%s", self._dead[at])
                 ray.kill(self.handles[at])
-        missed = set(self.fenced) - set(resumed) | set(failures)
+        missed = (set(self.fenced) - set(resumed)) | set(failures)
         self.fenced = sorted(missed - set(self._dead))
 
     async def stats(self) -> dict[str, float]:

@@ -1,4 +1,13 @@
-"""A generator: one vLLM engine behind the :class:`~asyncrl.engine.base.Engine` contract, made to live in a Ray actor.
+"""A generator: one vLLM engine, made to live in a Ray actor and awaited through its handle.
+
+Token ids go in and come out; text never crosses this line. Versions are integers, 0 at start, and only a completed
+publish changes them:
+
+    pause() -> [learner ranks: start_weight_update, update_weights ..., finish_weight_update] ->
+    update_weight_version(str(version)) -> resume(str(version))
+
+``resume`` is called whether or not the transfer succeeded, with the version that is to be served from then on. The
+calls of a transfer carry the number of their round: one that comes when its round is over changes nothing.
 
 Invariants:
 
@@ -26,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncrl.config.engine import EngineConfig
 from asyncrl.config.thinking import ThinkingConfig
-from asyncrl.engine.base import Engine, EngineDied, EngineFenced
+from asyncrl.engine.base import EngineDied, EngineFenced
 from asyncrl.engine.plugin import ENGINE_CHILD
 from asyncrl.engine.reports import TURN, Report, Reports
 from asyncrl.engine.state import UNKNOWN, Counters, Gate
@@ -40,7 +49,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Generator(Engine):
+class Generator:
+    """Whatever needs the engine raises EngineDied once its process has ended."""
+
     model_path: str
     config: EngineConfig
     dtype: str
@@ -62,6 +73,7 @@ class Generator(Engine):
         self._counters = Counters()
 
     async def start(self) -> None:
+        """Load the model; returns when requests can be served."""
         os.environ.update(self._environment())
         from vllm import AsyncEngineArgs
         from vllm.envs import enable_envs_cache
@@ -130,9 +142,12 @@ class Generator(Engine):
         }
 
     async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, key: str) -> Generation:
-        """See :meth:`Engine.generate`; at temperature 0 the log-probs are those of the distribution at temperature 1.
+        """One turn; at temperature 0 the log-probs are those of the distribution at temperature 1.
+
+        ``key`` is the turn's own id, which state inside the engine is kept under.
 
         Raises:
+            EngineFenced: before or during the request.
             RuntimeError: the generator is not started, or vLLM ended the request without an answer.
             TimeoutError: longer than ``engine.generate_timeout_s``, pauses included.
             ValueError: the prompt leaves no room for a token within ``engine.max_model_len``.
@@ -167,6 +182,10 @@ class Generator(Engine):
         )
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        """Log-probs at temperature 1 of ``ids[start:]``, each given what precedes it, under the current weights.
+
+        ``start`` is at least 1: nothing precedes the first token.
+        """
         if not 1 <= start <= len(ids):
             raise ValueError(f"score: start must be in 1..{len(ids)} (the number of ids), got {start}")
         result, _ = await self._complete(ids, sampling_params(max_tokens=1, prompt_logprobs=0), "score")
@@ -222,6 +241,7 @@ class Generator(Engine):
                 self._reports.drop(llm, name)
 
     async def pause(self) -> None:
+        """Freeze generation; requests that have a token are kept, others start anew after it."""
         llm = self._engine()
         self._gate.close()
         self._counters.book(paused=True)
@@ -232,6 +252,10 @@ class Generator(Engine):
             await llm.abort([request.external_req_id for request in requests if request.is_prefilling])
 
     async def resume(self, version: str) -> None:
+        """Generation goes on.
+
+        Raises EngineFenced: the weights in place are not a complete ``version``; from now on requests fail with it.
+        """
         self._counters.book(paused=False)
         try:
             self._gate.open(version)
@@ -242,6 +266,7 @@ class Generator(Engine):
         await self._control("resume", self._engine().resume_generation())
 
     async def init_weight_transfer_engine(self, request: dict[str, Any]) -> None:
+        """Meet a sender, whatever an earlier one has left behind."""
         from asyncrl.engine.transfer import backend_for, meet
 
         config, clean = self.config, self._gate.version != UNKNOWN
@@ -249,6 +274,7 @@ class Generator(Engine):
         await self._control("weight-transfer set-up", meeting)
 
     async def start_weight_update(self, round: int) -> None:
+        """Begin round ``round`` of transfers; the one before is over."""
         self._gate.overwrite(round)
         await self._control("start of a weight update", self._engine().start_weight_update())
 
@@ -264,14 +290,16 @@ class Generator(Engine):
         await self._control("end of a weight update", self._engine().finish_weight_update())
 
     async def update_weight_version(self, version: str) -> None:
+        """Label the weights now in place; the prefix cache's salt follows."""
         await self._control("version label", self._engine().update_weight_version(version))
         self._gate.version = int(version)
 
     async def stats(self) -> dict[str, float]:
+        """Totals since start: see :class:`~asyncrl.engine.state.Counters`."""
         return self._counters.book()
 
     async def shutdown(self) -> None:
-        """End the engine process; idempotent."""
+        """End the engine and its child processes; idempotent."""
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, 5.0)

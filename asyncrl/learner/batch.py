@@ -6,7 +6,7 @@ digests are read from the packed tensor itself, not from the samples it was made
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -14,15 +14,7 @@ from torch import Tensor
 
 from asyncrl.algo.loss import Columns
 from asyncrl.config.algo import AlgoConfig
-from asyncrl.types import TurnSample, token_digest
-
-
-class Row(NamedTuple):
-    """Tokens of which the last ones, the response, are predicted."""
-
-    prompt_ids: Sequence[int]
-    response_ids: Sequence[int]
-
+from asyncrl.types import Row, TurnSample, token_digest
 
 Rows: TypeAlias = Sequence[Row | TurnSample]
 

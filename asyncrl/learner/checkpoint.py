@@ -1,8 +1,7 @@
 """Checkpoints: a model folder in Hugging Face format with the learner's own state inside.
 
-Invariants: a checkpoint is written beside its place and renamed into it when every rank has written its part, so what
-lies at ``path`` is always whole; everything outside ``state/`` loads in Transformers and vLLM; the state loads into the
-world size and ZeRO stage that wrote it, nothing else.
+Invariants: everything outside ``state/`` loads in Transformers and vLLM; the state loads into the world size and ZeRO
+stage that wrote it, nothing else. Whoever asks for a checkpoint has it written aside (:mod:`asyncrl.track.aside`).
 """
 
 import json
@@ -22,19 +21,17 @@ WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
 def save(engine: Any, model_path: str, path: str, counts: Mapping[str, int]) -> None:
-    """Write a checkpoint to ``path``, replacing the one that is there. All ranks call this together.
+    """Write a checkpoint to the new folder ``path``; it is whole when all ranks, which call this together, are done.
 
     ``counts`` are the learner's own: ``updates`` made and ``rows`` trained on. Config and tokenizer are copied from
     ``model_path``, the folder the model was loaded from.
     """
-    target, partial = Path(path), _beside(path, "partial")
-    first = dist.get_rank() == 0
+    folder, first = Path(path), dist.get_rank() == 0
     if first:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        folder.mkdir(parents=True)
         for file in sorted(Path(model_path).iterdir()):
             if file.is_file() and not file.name.endswith(WEIGHT_SUFFIXES):
-                shutil.copy2(file, partial / file.name)
+                shutil.copy2(file, folder / file.name)
     dist.barrier()
     weights = {}
     for name, tensor in full_weights(engine.module):
@@ -42,42 +39,12 @@ def save(engine: Any, model_path: str, path: str, counts: Mapping[str, int]) -> 
             # Copied: safetensors refuses tensors that share memory, as DeepSpeed's flattened ones do.
             weights[name] = tensor.cpu().clone().contiguous()
     if first:
-        save_file(weights, str(partial / "model.safetensors"), metadata={"format": "pt"})
+        save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
     del weights
-    engine.save_checkpoint(str(partial), tag=STATE, client_state=dict(counts), save_latest=False)
+    engine.save_checkpoint(path, tag=STATE, client_state=dict(counts), save_latest=False)
     if first:
         facts = {**counts, "world_size": dist.get_world_size(), "zero_stage": engine.zero_optimization_stage()}
-        (partial / STATE / FACTS).write_text(json.dumps(facts))
-    dist.barrier()
-    if first:
-        _put_in_place(partial, target)
-    dist.barrier()
-
-
-def discard_partial(path: str) -> bool:
-    """Remove what a save that was cut short left beside ``path``; returns whether nothing is left there.
-
-    False where a rank that has just been ended still writes: ask again.
-    """
-    target, partial, old = Path(path), _beside(path, "partial"), _beside(path, "old")
-    if old.exists() and not target.exists():
-        old.rename(target)
-    for folder in (partial, old):
-        shutil.rmtree(folder, ignore_errors=True)
-    return not (partial.exists() or old.exists())
-
-
-def _beside(path: str, what: str) -> Path:
-    return Path(path).with_name(f".{Path(path).name}.{what}")
-
-
-def _put_in_place(partial: Path, target: Path) -> None:
-    old = _beside(str(target), "old")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        target.rename(old)
-    partial.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
+        (folder / STATE / FACTS).write_text(json.dumps(facts))
 
 
 def load(engine: Any, path: str) -> dict[str, int]:

@@ -14,9 +14,9 @@ from ray.exceptions import RayActorError
 
 from asyncrl.config.algo import AlgoConfig
 from asyncrl.config.learner import LearnerConfig
-from asyncrl.learner import checkpoint
 from asyncrl.learner.rank import LearnerRank
 from asyncrl.learner.report import merge
+from asyncrl.types import Probe, Row
 
 GRACE_S = 5.0
 """How long the other ranks may take to report once one has failed: the first to fail may only have lost its peer."""
@@ -74,18 +74,16 @@ class LearnerGroup:
         """
         return merge(await self._call("update", list(batch)))
 
-    async def sft_step(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]], lr: float) -> dict[str, float]:
-        """One supervised step on (prompt ids, response ids) rows."""
+    async def sft_step(self, rows: Sequence[Row], lr: float) -> dict[str, float]:
+        """One supervised step."""
         return merge(await self._call("sft_step", list(rows), lr))
 
-    async def logprobs(
-        self, sequences: Sequence[tuple[Sequence[int], int]], temperature: float = 1.0
-    ) -> list[list[float]]:
-        """Log-probs of ``ids[start:]`` for each (ids, start), start >= 1, under the current weights."""
+    async def logprobs(self, probes: Sequence[Probe], temperature: float = 1.0) -> list[list[float]]:
+        """Log-probs of ``ids[start:]`` for each (ids, start), under the current weights."""
         merged: dict[int, list[float]] = {}
-        for part in await self._call("logprobs", list(sequences), temperature):
+        for part in await self._call("logprobs", list(probes), temperature):
             merged |= part
-        return [merged[i] for i in range(len(sequences))]
+        return [merged[i] for i in range(len(probes))]
 
     async def connect(self, generators: Sequence[Any], timeout_s: float) -> None:
         """Set up weight transfer to the generators (actor handles), each of whose calls may take ``timeout_s``."""
@@ -100,15 +98,8 @@ class LearnerGroup:
         return (await self._call("send_weights", list(members)))[0]
 
     async def save(self, path: str) -> None:
-        """Write a checkpoint folder that Transformers and vLLM load; it appears at ``path`` whole or not at all."""
-        try:
-            await self._call("save", path)
-        except BaseException:
-            for _ in range(50):  # a killed rank may write for a moment longer
-                if checkpoint.discard_partial(path):
-                    break
-                await asyncio.sleep(0.1)
-            raise
+        """Write a checkpoint that Transformers and vLLM load to the new folder ``path``, whole when this returns."""
+        await self._call("save", path)
 
     async def load_state(self, path: str) -> int:
         """Resume from a checkpoint folder; returns its update count."""

@@ -22,12 +22,12 @@ from asyncrl.algo.loss import LossSum, cross_entropy, policy_loss
 from asyncrl.config.algo import AlgoConfig
 from asyncrl.config.learner import LearnerConfig
 from asyncrl.learner import attention, checkpoint, policy, zero
-from asyncrl.learner.batch import PADDING, Packed, Row, Rows, columns, digests, pack, weight, with_gradient
+from asyncrl.learner.batch import PADDING, Packed, Rows, columns, digests, pack, weight, with_gradient
 from asyncrl.learner.gather import weight_source
 from asyncrl.learner.packing import plan, split_groups
 from asyncrl.learner.report import RankReport
 from asyncrl.model.load import load_causal_lm
-from asyncrl.types import TurnSample
+from asyncrl.types import Probe, Row, TurnSample
 
 
 @dataclass(eq=False)
@@ -84,9 +84,11 @@ class LearnerRank:
         steps = [samples for part in parts if weight(samples := [s for i in part for s in groups[i]])]
         seen = [with_gradient(samples, algo) for samples in steps]
         # Log-probs before the first step changes the policy; that step itself needs none, its own are those.
-        later = seen[1:] if algo.proximal == "recomputed" else []
-        anchors = [[x for _, x in self._forward(step, self.temperature)] for step, _ in later]
-        for samples, (chosen, idle), known in zip(steps, seen, [[]] * (len(steps) - len(later)) + anchors, strict=True):
+        anchors = [
+            [x for _, x in self._forward(chosen, self.temperature)] if number and algo.proximal == "recomputed" else []
+            for number, (chosen, _) in enumerate(seen)
+        ]
+        for samples, (chosen, idle), known in zip(steps, seen, anchors, strict=True):
             if self.rank == 0:
                 report.unseen += weight(idle)
                 for sample in idle:
@@ -95,23 +97,22 @@ class LearnerRank:
             self._step(chosen, weight(samples), part, report)
         return report
 
-    def sft_step(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]], lr: float) -> RankReport:
-        """One optimizer step of cross-entropy on the response tokens of (prompt ids, response ids) rows."""
+    def sft_step(self, rows: Sequence[Row], lr: float) -> RankReport:
+        """One optimizer step of cross-entropy on the response tokens."""
         report = RankReport()
-        data = [Row(*row) for row in rows]
 
         def part(packed: Packed, members: list[int]) -> LossSum:
             logprobs, _ = policy.logprobs(self.engine, packed, temperature=1.0)
             return cross_entropy(logprobs, torch.full_like(logprobs, float(bool(members))))
 
-        total = sum(len(row.response_ids) for row in data)
+        total = sum(len(row.response_ids) for row in rows)
         if total:
-            self._step(data, total, part, report, lr)
+            self._step(rows, total, part, report, lr)
         return report
 
-    def logprobs(self, sequences: Sequence[tuple[Sequence[int], int]], temperature: float) -> dict[int, list[float]]:
-        """Those of this rank's share, by index into ``sequences``; the ranks' results together cover all of them."""
-        rows = [Row(ids[:start], ids[start:]) for ids, start in sequences]
+    def logprobs(self, probes: Sequence[Probe], temperature: float) -> dict[int, list[float]]:
+        """Those of this rank's share, by index into ``probes``; the ranks' results together cover all of them."""
+        rows = [Row(ids[:start], ids[start:]) for ids, start in probes]
         result: dict[int, list[float]] = {}
         for members, values in self._forward(rows, temperature):
             sizes = [len(rows[i].response_ids) for i in members]

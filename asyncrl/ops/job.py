@@ -1,7 +1,7 @@
 """A whole training run: model, cold start, reinforcement learning, summary.
 
-Invariants: everything that can be refused is refused before an actor starts; the run folder holds a summary only when
-the run came to its end; Ctrl-C and SIGTERM end everything that was started.
+Invariants: callers have run the preflight, so that all that can be refused is refused before an actor starts; the run
+folder holds a summary only when the run came to its end; Ctrl-C and SIGTERM end everything that was started.
 """
 
 import asyncio
@@ -16,16 +16,15 @@ from asyncrl.coldstart.sft import cold_start
 from asyncrl.coldstart.texts import environment_texts
 from asyncrl.config.load import ConfigError, dump, load
 from asyncrl.config.run import RunConfig
-from asyncrl.env import find_env
 from asyncrl.model.tiny import make_tiny
-from asyncrl.ops.preflight import preflight
 from asyncrl.runtime.checkpoints import Checkpoints, read_facts
 from asyncrl.runtime.system import cluster
 from asyncrl.runtime.train import train
+from asyncrl.track.aside import write_atomic
 from asyncrl.track.base import Tracker
 from asyncrl.track.jsonl import supersede
 from asyncrl.track.open import open_tracker
-from asyncrl.track.rundir import RunDir, write_atomic
+from asyncrl.track.rundir import RunDir
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +61,8 @@ def run_job(config: RunConfig, *, replace: bool = False, resume: RunDir | None =
         replace: take exactly the folder ``track.name``, moving an older run of that name aside.
         resume: the folder of a run to go on with, from its newest checkpoint, or from its start where it has none.
 
-    Raises ConfigError: the configuration cannot work here; nothing was started.
+    Raises ConfigError: the cluster is too small, or it is other work that is to be resumed; nothing was started.
     """
-    preflight(config)
     if resume is not None:
         _refuse_other_work(config, load(resume.config))
     return asyncio.run(_job(config, replace, resume))
@@ -136,6 +134,5 @@ def base_model(config: RunConfig, folder: Path) -> str:
 
 def make_model(config: RunConfig, out: Path) -> Path:
     """A tiny model whose tokenizer is trained on what its environment says."""
-    spec = find_env(config.env.name, config.env.options)
-    texts = environment_texts(spec, config.env.train_split, config.prompt, config.model.tiny.tasks)
+    texts = environment_texts(config.env.spec, config.env.train_split, config.prompt, config.model.tiny.tasks)
     return make_tiny(out, config.model.tiny, texts, config.runtime.seed)

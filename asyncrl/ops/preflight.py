@@ -9,7 +9,6 @@ from pathlib import Path
 
 from asyncrl.config.load import ConfigError
 from asyncrl.config.run import RunConfig
-from asyncrl.env import find_env
 from asyncrl.model.load import ModelNotFound, check_model_folder, load_tokenizer
 
 
@@ -28,18 +27,15 @@ def preflight(config: RunConfig, out: Path | None = None) -> None:
 def _environment(config: RunConfig) -> Iterator[str]:
     env = config.env
     try:
-        env_class = find_env(env.name, env.options).env_class()
+        env_class = env.spec.env_class()
     except ValueError as error:
         yield f"env.name: {error}"
         return
-    # An environment that needs something of the machine (Java, data, a server) says so in a classmethod of this name.
-    needs = getattr(env_class, "preflight", None)
-    if needs is not None:
-        try:
-            needs()
-        except Exception as error:
-            yield f"env.name: {env.name} cannot run here: {error}"
-            return
+    try:
+        env_class.preflight()
+    except Exception as error:
+        yield f"env.name: {env.name} cannot run here: {error}"
+        return
     options = {"env.options": env.options}
     if config.sft is not None:
         options["sft.demonstrator"] = {**env.options, **config.sft.demonstrator}

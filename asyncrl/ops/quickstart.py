@@ -5,7 +5,6 @@ from contextlib import closing
 from typing import Any
 
 from asyncrl.config.run import RunConfig
-from asyncrl.env import find_env
 from asyncrl.ops.job import run_job
 from asyncrl.types import Task
 from asyncrl.view.curve import draw, read_curve
@@ -16,17 +15,16 @@ log = logging.getLogger(__name__)
 def quickstart(config: RunConfig) -> dict[str, Any]:
     """Run the quickstart's ``config``; adds ``curve.png`` to the folder and ``success_expert`` to the summary."""
     run, summary = run_job(config, replace=True)
-    spec = find_env(config.env.name, config.env.options)
-    with closing(spec.make()) as env:
+    with closing(config.env.spec.make()) as env:
         ids = env.tasks(config.env.test_split)[: config.eval.tasks]
-        solved = sum(env.expert(Task(spec.name, id, config.runtime.seed)) is not None for id in ids)
+        solved = sum(env.expert(Task(config.env.name, id, config.runtime.seed)) is not None for id in ids)
     summary["success_expert"] = solved / len(ids)
     run.write_summary(summary)
     if config.runtime.versions:
         draw(
             {"quickstart": [read_curve(run.metrics)]},
             run.path / "curve.png",
-            f"{spec.name}: success against generated tokens",
+            f"{config.env.name}: success against generated tokens",
             ("naive expert (held-out)", summary["success_expert"]),
         )
     shares = [100 * summary[f"success_{whose}"] for whose in ("coldstart", "final", "expert")]

@@ -14,7 +14,6 @@ from asyncrl.config.run import RunConfig
 from asyncrl.config.tree import TreeConfig
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.waits import bounded
-from asyncrl.env import find_env
 from asyncrl.model.load import load_tokenizer
 from asyncrl.rollout.expansion import Expansion, Site
 from asyncrl.rollout.slot import Slot
@@ -37,7 +36,7 @@ class EpisodeLost(Exception):
 class Coordinator:
     def __init__(self, name: str, config: RunConfig, model_path: str, generators: list[Any], pool: Any) -> None:
         """``name`` is under which the pool leases slots to this coordinator."""
-        env_class = find_env(config.env.name, config.env.options).env_class()
+        env_class = config.env.spec.env_class()
         self._config = config
         self._probe_tokens = config.engine.max_model_len - 1
         self._site = Site(
@@ -84,7 +83,7 @@ class Coordinator:
         sampling = Sampling(temperature=temperature, max_tokens=self._config.sampling.max_tokens)
         thinking, void_ends = self._config.thinking, training and self._config.algo.void_filter
         tds = thinking if training and thinking and thinking.tds else None
-        return Expansion(self._site, task, key, forest, make_criterion(tree, rng), sampling, tds, void_ends)
+        return Expansion(self._site, forest, make_criterion(tree, rng), sampling, tds, void_ends)
 
     async def _grow(self, expansion: Expansion) -> Group:
         async with bounded(self._config.runtime.group_timeout_s, "the group", "runtime.group_timeout_s"):

@@ -26,7 +26,7 @@ from asyncrl.text.parse import parse
 from asyncrl.text.prompt import PromptEncoder, PromptTooLong
 from asyncrl.tree.criteria import Criterion
 from asyncrl.tree.forest import Forest, LeafId, LeafState
-from asyncrl.types import Generation, Group, Node, Observation, Sampling, Step, Task, Turn
+from asyncrl.types import Generation, Group, Node, Observation, Sampling, Step, Turn
 
 log = logging.getLogger(__name__)
 
@@ -73,27 +73,21 @@ class _Walk:
     trace: Trace
 
 
+@dataclass(eq=False)
 class Expansion:
-    def __init__(
-        self,
-        site: Site,
-        task: Task,
-        key: int,
-        forest: Forest,
-        criterion: Criterion,
-        sampling: Sampling,
-        tds: ThinkingConfig | None = None,
-        void_ends: bool = False,
-    ):
-        """
-        Args:
-            tds: sample turns again that repeat the last one, by these settings.
-            void_ends: a turn without any action ends its episode.
-        """
-        self._site, self._task, self._key = site, task, key
-        self._forest, self._criterion, self._sampling = forest, criterion, sampling
-        self._tds, self._void_ends = tds, void_ends
-        self._counters: Counter[str] = Counter(lost_prompt_too_long=0)  # the runtime always reads it
+    site: Site
+    forest: Forest
+    """A new one; its counters take what happens here too."""
+    criterion: Criterion
+    sampling: Sampling
+    tds: ThinkingConfig | None = None
+    """Sample turns again that repeat the last one, by these settings."""
+    void_ends: bool = False
+    """A turn without any action ends its episode."""
+
+    def __post_init__(self) -> None:
+        self._task, self._counters = self.forest.task, self.forest.counters
+        self._counters["lost_prompt_too_long"] = 0  # a figure of every batch
         self._lost_slots: Counter[LeafId] = Counter()
         self._triggers: list[tuple[int, asyncio.Future[tuple[LeafId, ...]]]] = []
         self.last_loss = "", ""
@@ -103,12 +97,9 @@ class Expansion:
         """Expand until every leaf has ended. The group may hold fewer leaves than were started, or none."""
         started = now()
         async with asyncio.TaskGroup() as self._walks:
-            for leaf in self._forest.live():
+            for leaf in self.forest.live():
                 self._walks.create_task(self._root(leaf))
-        group = self._forest.group(now() - started)
-        for name, count in self._counters.items():
-            group.counters[name] = group.counters.get(name, 0) + count
-        return group
+        return self.forest.group(now() - started)
 
     async def _root(self, leaf: LeafId) -> None:
         try:
@@ -135,7 +126,7 @@ class Expansion:
             log.warning("a branch of %s/%s is dropped: %s", self._task.env, self._task.id, error)
             unverified = isinstance(error, ReplayMismatch)
             self._counters["replay_mismatches"] += unverified
-            self._forest.release(leaf, "replay_mismatch" if unverified else CAUSES[SlotLost])
+            self.forest.release(leaf, "replay_mismatch" if unverified else CAUSES[SlotLost])
             return
         self._counters["branches_verified"] += 1
         trace = fork.trace.copy()
@@ -145,7 +136,7 @@ class Expansion:
 
     async def _reproduce(self, slot: Slot, fork: _Fork) -> Observation:
         """Copy or replay the state of a fork; raises ReplayMismatch where it is not reached."""
-        if not self._site.copies_itself:
+        if not self.site.copies_itself:
             first = await slot.replay(fork.trace, fork.actions)
             self._counters["replayed_steps"] += len(fork.trace.actions)
             return first
@@ -157,7 +148,7 @@ class Expansion:
     async def _place(self, leaf: LeafId, begin: Callable[[Slot], Awaitable[Observation]]) -> tuple[Slot, Observation]:
         """A slot in the state that ``begin`` gives it, on another slot when the environment is lost on the way."""
         while True:
-            slot = await self._site.acquire()
+            slot = await self.site.acquire()
             try:
                 return slot, await begin(slot)
             except SlotLost as lost:
@@ -185,21 +176,21 @@ class Expansion:
 
     async def _turn(self, walk: _Walk) -> bool:
         """One turn; True when it was the leaf's last."""
-        forest, leaf = self._forest, walk.leaf
+        forest, leaf = self.forest, walk.leaf
         path = forest.path(leaf)
         observation = walk.trace.last
         try:
             past = [(node.turn.observation, node.turn.parsed.action) for node in path]
-            prompt_ids = self._site.prompts.encode(observation, past)
+            prompt_ids = self.site.prompts.encode(observation, past)
         except PromptTooLong:
             self._counters["prompt_too_long"] += 1
             if forest.state(leaf) is not LeafState.ACTIVE or not path:
                 raise
             forest.finish(leaf, success=False)
             return True
-        generation = await self._sample(prompt_ids, f"{self._key}.{leaf}.{len(path)}", path)
-        text = self._site.prompts.decode(generation.token_ids)
-        parsed = parse(text, self._site.config.prompt.method)
+        generation = await self._sample(prompt_ids, f"{self.forest.key}.{leaf}.{len(path)}", path)
+        text = self.site.prompts.decode(generation.token_ids)
+        parsed = parse(text, self.site.config.prompt.method)
         step = await self._step(walk, parsed.action)
         walk.trace.add(parsed.action, step)
         turn = Turn(
@@ -211,28 +202,27 @@ class Expansion:
             reward=step.reward,
             terminated=step.terminated,
             truncated=step.truncated,
-            info=dict(step.info),
         )
         node = forest.extend(leaf, turn)
         if step.done:
             forest.finish(leaf, bool(step.info.get("success")))
             return True
-        if node.depth + 1 >= self._site.max_turns or (parsed.void and self._void_ends):
+        if node.depth + 1 >= self.site.max_turns or (parsed.void and self.void_ends):
             forest.finish(leaf, success=False)
             return True
-        if self._criterion(turn):
+        if self.criterion(turn):
             await self._branch(walk)
         return False
 
     async def _sample(self, prompt_ids: Sequence[int], name: str, path: Sequence[Node]) -> Generation:
         """The turn's response; under TDS it is sampled again while Gamma says that it repeats the last turn (T2PO)."""
-        generate = partial(self._site.fleet.generate, prompt_ids, self._sampling, near=str(self._key))
+        generate = partial(self.site.fleet.generate, prompt_ids, self.sampling, near=str(self.forest.key))
         generation = await generate(key=name)
         before = path[-1].turn.generation.signals if path else None
-        if self._tds is None or before is None:
+        if self.tds is None or before is None:
             return generation
-        for attempt in range(1, self._tds.max_resamples + 1):
-            if generation.signals is None or generation.signals.gamma(before) >= self._tds.eta:
+        for attempt in range(1, self.tds.max_resamples + 1):
+            if generation.signals is None or generation.signals.gamma(before) >= self.tds.eta:
                 break
             try:
                 again = await generate(key=f"{name}.{attempt}")
@@ -254,11 +244,11 @@ class Expansion:
         if not children:
             return
         try:
-            snapshot = await walk.slot.snapshot() if self._site.copies_itself else None
-            actions = None if self._site.copies_itself else await walk.slot.list_actions()
+            snapshot = await walk.slot.snapshot() if self.site.copies_itself else None
+            actions = None if self.site.copies_itself else await walk.slot.list_actions()
         except SlotLost as lost:
             for child in children:
-                self._forest.release(child, CAUSES[SlotLost])
+                self.forest.release(child, CAUSES[SlotLost])
             await self._rebuild(walk, lost)
             return
         fork = _Fork(walk.trace.copy(), snapshot, actions)
@@ -268,7 +258,7 @@ class Expansion:
     def _serve_triggers(self) -> None:
         triggers, self._triggers = self._triggers, []
         waiting = [(leaf, granted) for leaf, granted in triggers if not granted.done()]
-        children = self._forest.serve([leaf for leaf, _ in waiting])
+        children = self.forest.serve([leaf for leaf, _ in waiting])
         for leaf, granted in waiting:
             granted.set_result(children.get(leaf, ()))
 
@@ -294,4 +284,4 @@ class Expansion:
         """End a leaf without a score; a child before its first turn gives its place in the budget back."""
         log.warning("a leaf of %s/%s is lost: %s", self._task.env, self._task.id, error)
         self.last_loss = CAUSES[type(error)], str(error)
-        self._forest.lose(leaf, CAUSES[type(error)])
+        self.forest.lose(leaf, CAUSES[type(error)])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Self
 
 from asyncrl.algo.staleness import spread
-from asyncrl.types import Group, token_digest
+from asyncrl.types import Group, Probe, token_digest
 
 
 @dataclass
@@ -35,8 +35,8 @@ class GroupSummary(Sums):
     sibling_spreads: dict[int, int]
     """Branched turns by the spread in versions of their children's first turns (:func:`spread`)."""
     counters: dict[str, int]
-    probe: tuple[tuple[int, ...], int]
-    """(ids, start) of one turn: prompt and response, and where the response begins; for checking a publish."""
+    probe: Probe
+    """One of its turns."""
     digest: str
     """:func:`token_digest` of all response ids, in the order of the rows."""
     thinking: dict[str, list[float]]
@@ -112,7 +112,7 @@ def summarise(group: Group, probe_tokens: int) -> GroupSummary:
         spans=dict(Counter(spans)),
         sibling_spreads=dict(Counter(spread(some) for some in siblings)),
         counters=dict(group.counters) | {f"cut_{rule}": count for rule, count in cuts.items()},
-        probe=((prompt + response)[:probe_tokens], len(prompt)),
+        probe=Probe((prompt + response)[:probe_tokens], len(prompt)),
         digest=token_digest([id for turn in turns for id in turn.generation.token_ids]),
         thinking=_thinking(group),
     )

@@ -14,9 +14,9 @@ outstanding groups. A group that still runs so late that the next batch would br
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-Late = Literal["wait", "correct", "drop"]
+from asyncrl.config.runtime import Late
 
 
 class Choice(NamedTuple):

@@ -20,6 +20,7 @@ from asyncrl.engine.waits import bounded
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.rollout.coordinators import Expanded
 from asyncrl.runtime.state import RunState
+from asyncrl.track.aside import placing, remove
 
 SAVE_TIMEOUT_S = 600
 
@@ -30,10 +31,11 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """The newest checkpoint; what an interrupted save left is removed."""
-        self._discard()
+        for left in self._folder.glob(".*version-*"):
+            shutil.rmtree(left, ignore_errors=True)
         return max(self._folder.glob("version-*"), default=None)
 
-    async def save(self, learner: LearnerGroup, recorder: Any, state: RunState, facts: Mapping[str, Any]) -> Path:
+    async def save(self, learner: LearnerGroup, recorder: Any, state: RunState, facts: Mapping[str, Any]) -> None:
         """Write ``version-000012``; the newest ``keep`` stay.
 
         Args:
@@ -43,8 +45,7 @@ class Checkpoints:
         run = json.dumps({"state": state.to_json(), **facts})
         ready = {key: ready.group for key, ready in state.ready.items()}
         path = self._folder / f"version-{state.version:06d}"
-        partial = path.with_name(f".{path.name}")
-        try:
+        async with placing(path) as partial:
             await learner.save(str(partial))
             groups = partial / "run" / "groups"
             groups.mkdir(parents=True)
@@ -55,16 +56,8 @@ class Checkpoints:
             ]
             async with bounded(SAVE_TIMEOUT_S, "saving the groups that wait for training"):
                 await asyncio.gather(*kept)
-            partial.rename(path)
-            for old in sorted(self._folder.glob("version-*"))[: -self._keep]:
-                old.rename(old.with_name(f".old-{old.name}"))  # removed whole, or not under its name
-        finally:
-            self._discard()
-        return path
-
-    def _discard(self) -> None:
-        for partial in self._folder.glob(".*version-*"):
-            shutil.rmtree(partial, ignore_errors=True)
+        for old in sorted(self._folder.glob("version-*"))[: -self._keep]:
+            remove(old)
 
 
 def read_facts(checkpoint: Path) -> dict[str, Any]:

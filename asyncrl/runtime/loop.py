@@ -20,11 +20,12 @@ from asyncrl.rollout.coordinators import GRACE_S
 from asyncrl.runtime.admission import Admission
 from asyncrl.runtime.ledger import GIVEN_UP, LATE
 from asyncrl.runtime.measure import batch_metrics, lag_figures, thinking_figures
-from asyncrl.runtime.publish import Probe, logprob_gap, publish
+from asyncrl.runtime.publish import logprob_gap, publish
 from asyncrl.runtime.sampler import TaskSampler
 from asyncrl.runtime.state import Attempt, RunState
 from asyncrl.runtime.system import System
 from asyncrl.track.base import Tracker
+from asyncrl.types import Probe
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,6 @@ from asyncrl.learner.group import LearnerGroup
 
 log = logging.getLogger(__name__)
 
-Probe = tuple[tuple[int, ...], int]
-"""A prompt with its response, as token ids, and where the response starts."""
-
 
 async def publish(
     fleet: Fleet, learner: LearnerGroup, version: int, members: Sequence[int] | None = None

@@ -18,12 +18,11 @@ class Recorder:
         mend(Path(path))
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the actor
 
-    def write(self, version: int, update: int, *records: GroupRecord) -> int:
+    def write(self, version: int, update: int, *records: GroupRecord) -> None:
         """Append the groups of one training batch, trained at ``version`` in ``update``."""
         for record in records:
             self._file.write(to_line(record, version=version, update=update) + "\n")
         self._file.flush()
-        return len(records)
 
     def keep(self, path: str, summary: GroupSummary, samples: list[TurnSample], record: GroupRecord) -> None:
         """Put a group that has not been trained yet into a file of its own."""

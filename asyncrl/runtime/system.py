@@ -22,7 +22,7 @@ from asyncrl.config.load import ConfigError
 from asyncrl.config.run import RunConfig
 from asyncrl.engine.fleet import CONCURRENCY, Fleet
 from asyncrl.engine.waits import bounded
-from asyncrl.env import EnvSpec, find_env
+from asyncrl.env import EnvSpec
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.rollout.coordinator import Coordinator
 from asyncrl.rollout.coordinators import Coordinators
@@ -114,10 +114,9 @@ def refuse_what_does_not_fit(config: RunConfig, resources: dict[str, float]) -> 
 
 def slot_spec(env: EnvConfig) -> EnvSpec:
     """What the slots hold: the configured environment, slowed down where latency is asked for."""
-    spec = find_env(env.name, env.options)
     if env.latency is None:
-        return spec
-    return EnvSpec(env.name, "envs.delayed:Delayed", {"inner": spec, **env.latency.model_dump()})
+        return env.spec
+    return EnvSpec(env.name, "envs.delayed:Delayed", {"inner": env.spec, **env.latency.model_dump()})
 
 
 @asynccontextmanager
@@ -126,7 +125,8 @@ async def system(config: RunConfig, model_path: str, learner: bool = True) -> As
     async with AsyncExitStack() as ends:
         actor: Any = ray.remote(EnvPool).options(num_cpus=0, max_concurrency=CONCURRENCY)
         pool = actor.remote(slot_spec(config.env), config.env.workers, config.env.slots_per_worker)
-        ends.push_async_callback(_end, "environment pool", lambda: _closed(pool))
+        ends.callback(ray.kill, pool)
+        ends.push_async_callback(_end, "environment pool", pool.close.remote)
         fleet = Fleet.create(config.engine, model_path, config.model.dtype, config.runtime.seed, config.thinking)
         ends.push_async_callback(_end, "generators", fleet.shutdown)
         actor = ray.remote(Coordinator).options(num_cpus=0, max_concurrency=CONCURRENCY)
@@ -159,13 +159,6 @@ async def system(config: RunConfig, model_path: str, learner: bool = True) -> As
 async def _ready(actors: list[Any], timeout_s: float) -> None:
     async with bounded(timeout_s, "starting coordinators and env workers", "engine.start_timeout_s"):
         await asyncio.gather(*(actor.ready.remote() for actor in actors))
-
-
-async def _closed(pool: Any) -> None:
-    try:
-        await pool.close.remote()
-    finally:
-        ray.kill(pool)
 
 
 async def _end(what: str, end: Callable[[], Awaitable[None]]) -> None:

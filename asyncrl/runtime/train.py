@@ -14,7 +14,6 @@ import ray
 
 from asyncrl.config.run import RunConfig
 from asyncrl.engine.waits import bounded, now
-from asyncrl.env import find_env
 from asyncrl.evaluate.episodes import EvalReport, evaluate
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.rollout.pool import counted
@@ -45,8 +44,8 @@ async def train(
     ``resume``: a checkpoint of this run to go on from.
     """
     started = now()
-    env_class = find_env(config.env.name, config.env.options).env_class()
-    sampler = TaskSampler(config.env.name, env_class.tasks(config.env.train_split), config.runtime.seed)
+    ids = config.env.spec.env_class().tasks(config.env.train_split)
+    sampler = TaskSampler(config.env.name, ids, config.runtime.seed)
     checkpoints = Checkpoints(run.checkpoints, config.runtime.keep_checkpoints)
     log.info("starting engines, environments and learner")
     async with system(config, model_path) as parts:
@@ -87,11 +86,10 @@ async def train(
         began = await _counts(parts)
         await Loop(config, parts, sampler, tracker, state, record, after_publish).run()
         spent = {name: count - began.get(name, 0.0) for name, count in (await _counts(parts)).items()}
-        slots = config.env.workers * config.env.slots_per_worker
         after = await test(state.version) if config.runtime.versions else first
         async with bounded(RECORD_TIMEOUT_S, "closing trees.jsonl"):
             await recorder.close.remote()
-    return run_summary(first, after, state, profile(state, spent, slots))
+    return run_summary(first, after, state, profile(state, spent, config.env.slots))
 
 
 async def _counts(parts: System) -> dict[str, float]:
@@ -101,8 +99,6 @@ async def _counts(parts: System) -> dict[str, float]:
 
 async def evaluate_split(config: RunConfig, parts: System) -> EvalReport:
     """The test split, in its fixed order, by the weights now in the generators."""
-    env_class = find_env(config.env.name, config.env.options).env_class()
-    ids = env_class.tasks(config.env.test_split)[: config.eval.tasks]
+    ids = config.env.spec.env_class().tasks(config.env.test_split)[: config.eval.tasks]
     tasks = [Task(config.env.name, id, config.runtime.seed) for id in ids]
-    at_once = config.env.workers * config.env.slots_per_worker
-    return await evaluate(parts.coordinators, tasks, at_once, config.eval.episodes)
+    return await evaluate(parts.coordinators, tasks, config.env.slots, config.eval.episodes)

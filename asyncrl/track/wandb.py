@@ -15,8 +15,8 @@ import numpy as np
 import wandb
 from requests.utils import get_netrc_auth
 
+from asyncrl.track.aside import write_atomic
 from asyncrl.track.base import Histograms, Metrics
-from asyncrl.track.rundir import write_atomic
 
 logger = logging.getLogger(__name__)
 

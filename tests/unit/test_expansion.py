@@ -206,7 +206,7 @@ def expansion_of(
     site = Site(config, policy, acquire, prompts, copies_itself=copies, max_turns=20)
     rng = random.Random(seed)
     forest = Forest(TASK, 0, tree, rng)
-    return Expansion(site, TASK, 0, forest, make_criterion(tree, rng), Sampling(1.0, 8), tds, void_ends), slots
+    return Expansion(site, forest, make_criterion(tree, rng), Sampling(1.0, 8), tds, void_ends), slots
 
 
 def grow(**options: Any) -> tuple[Group, list[LocalSlot]]:

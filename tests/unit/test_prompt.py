@@ -6,7 +6,7 @@ from asyncrl.config.prompt import PromptConfig
 from asyncrl.model.tiny import train_tokenizer
 from asyncrl.text.message import DEMANDS, MODES, NO_PLAN, PromptBuilder, neutralise
 from asyncrl.text.parse import parse
-from asyncrl.text.prompt import PromptEncoder, PromptTooLong, encode_prompt
+from asyncrl.text.prompt import PromptEncoder, PromptTooLong
 from asyncrl.types import Observation
 
 ROLE = "You are a robot."
@@ -115,7 +115,8 @@ def test_environment_and_policy_text_cannot_smuggle_special_tokens(tokenizer, st
 
 
 def test_a_prompt_is_encoded_through_the_chat_template(tokenizer):
-    ids = encode_prompt(tokenizer, "find mug")
+    encoder = PromptEncoder(tokenizer, PromptConfig(style="compact"), ROLE)
+    ids = encoder.encode(Observation("", "find mug"))
     assert tokenizer.decode(ids) == "<|im_start|>user\nfind mug<|im_end|>\n<|im_start|>assistant\n"
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from asyncrl.config.load import ConfigError
 from asyncrl.track.base import Histograms, Metrics, Tracker, bin_values
 from asyncrl.track.console import ConsoleSink
 from asyncrl.track.jsonl import JsonlSink, mend, records, supersede
-from asyncrl.track.rundir import RunDir, git_state, write_atomic
+from asyncrl.track.rundir import RunDir, git_state
 from asyncrl.view.curve import read_curve
 
 
@@ -164,28 +163,6 @@ def test_a_new_run_records_where_it_came_from(tmp_path: Path) -> None:
         "run.json",
         "summary.json",
     ]
-
-
-def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "summary.json"
-    write_atomic(path, "old")
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_atomic(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_what_a_kill_left_of_a_write_is_gone_after_the_next(tmp_path: Path) -> None:
-    path = tmp_path / "summary.json"
-    (tmp_path / ".summary.json.new").write_text("a half-written and rather long te")
-    write_atomic(path, "new")
-    assert path.read_text() == "new"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_is_opened_as_it_is(tmp_path: Path) -> None:
