@@ -26,7 +26,7 @@ from asyncrl.text.parse import parse
 from asyncrl.text.prompt import PromptEncoder, PromptTooLong
 from asyncrl.tree.criteria import Criterion
 from asyncrl.tree.forest import Forest, LeafId, LeafState
-from asyncrl.types import Generation, Group, Node, Observation, Sampling, Step, Task, Turn
+from asyncrl.types import Generation, Group, Moves, Node, Observation, Sampling, Step, Task, Turn
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class Site:
     copies_itself: bool
     """The environment can snapshot and restore its state."""
     max_turns: int
+    moves: Moves = "action"
 
 
 @dataclass(slots=True)
@@ -199,7 +200,7 @@ class Expansion:
             return True
         generation = await self._sample(prompt_ids, f"{self._key}.{leaf}.{len(path)}", path)
         text = self._site.prompts.decode(generation.token_ids)
-        parsed = parse(text, self._site.config.prompt.method)
+        parsed = parse(text, self._site.config.prompt.method, self._site.moves)
         step = await self._step(walk, parsed.action)
         walk.trace.add(parsed.action, step)
         turn = Turn(

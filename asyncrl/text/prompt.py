@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from asyncrl.config.prompt import PromptConfig
 from asyncrl.text.message import History, PromptBuilder
-from asyncrl.types import Observation
+from asyncrl.types import Moves, Observation
 
 
 class Tokenizer(Protocol):
@@ -41,9 +41,9 @@ def encode_prompt(tokenizer: Tokenizer, message: str) -> list[int]:
 class PromptEncoder:
     """Prompt builder and tokenizer of one run."""
 
-    def __init__(self, tokenizer: Tokenizer, config: PromptConfig, role: str) -> None:
-        self._tokenizer, self._limit = tokenizer, config.max_prompt_tokens
-        self._builder = PromptBuilder(config, role, special=tokenizer.get_added_vocab())
+    def __init__(self, tokenizer: Tokenizer, config: PromptConfig, role: str, moves: Moves = "action") -> None:
+        self._tokenizer, self._limit, self.moves = tokenizer, config.max_prompt_tokens, moves
+        self._builder = PromptBuilder(config, role, tokenizer.get_added_vocab(), moves)
 
     def encode(self, observation: Observation, past: History = (), *, list_actions: bool = True) -> list[int]:
         """Prompt ids of the next turn.
