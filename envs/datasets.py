@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,13 +99,18 @@ def fetch(dataset: Dataset, source: Path | None = None) -> Path:
     elif dataset.archive is not None:
         archive = incoming.with_name(f".{folder.name}.{dataset.archive.rpartition('/')[2]}")
         _download(dataset.archive, archive)
-        _unpack(archive, incoming)
-        archive.unlink()
+        try:
+            _unpack(archive, incoming)
+        finally:
+            archive.unlink()  # a damaged one must not be gone on with
     else:
         raise ValueError(f"data set {dataset.name}: {dataset.by_hand}")
     shutil.rmtree(incoming / ".cache", ignore_errors=True)  # the hub client's own notes
     sums = {file: digest for digest, _, file in (line.partition("  ") for line in _sums(folder))}
-    for path in sorted(path for path in incoming.rglob("*") if path.is_file()):
+    files = sorted(path for path in incoming.rglob("*") if path.is_file())
+    if not files:
+        raise ValueError(f"data set {dataset.name}: {source or dataset.hub or dataset.archive} holds no file")
+    for path in files:
         file = path.relative_to(incoming)
         sums[file.as_posix()] = _digest(path)
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +146,7 @@ def _unpack(source: Path, into: Path) -> None:
             shutil.unpack_archive(source, into, filter="data")
         else:
             shutil.unpack_archive(source, into)
-    except (OSError, shutil.ReadError, ValueError, EOFError) as error:
+    except Exception as error:  # each kind of archive has its own ways to be damaged
         raise ValueError(f"{source}: cannot be unpacked ({error}); give a folder, a .zip or a .tar file") from error
 
 
@@ -170,7 +176,7 @@ def _download(address: str, path: Path) -> None:
             size = have + int(answer.headers.get("Content-Length", 0))
             bar = progress.add_task(path.name, total=size or None, completed=have)
             with path.open("ab" if have else "wb") as file:
-                for piece in answer.iter_content(2**20):
+                for piece in answer.iter_content(2**16):
                     file.write(piece)
                     progress.advance(bar, len(piece))
         if size and path.stat().st_size < size:
@@ -186,41 +192,30 @@ def _searchqa() -> Dataset:
     from envs.searchqa.questions import HUB, PARTS, TEST, TRAIN, find_file, load
 
     def part(name: str) -> Part:
-        return Part(
-            name,
-            lambda folder: find_file(folder, name),
-            lambda folder: load(find_file(folder, name), PARTS[name].rows),
-        )
+        find = partial(find_file, name=name)
+        return Part(name, find, lambda folder: load(find(folder), PARTS[name].rows))
 
-    def find_searched(folder: Path) -> object:
-        from envs.searchqa.client import find_retriever
-
-        return find_retriever(folder)
-
-    def search(folder: Path) -> object:
+    def search(folder: Path, asks: bool) -> object:
         from envs.searchqa.client import Service, find_retriever, shared
 
-        return shared(Service(find_retriever(folder))).ask("who asks", 1)
+        where = find_retriever(folder)
+        return shared(Service(where)).ask("who asks", 1) if asks else where
 
     wanted = (*TRAIN, *TEST)
-    parts = *map(part, wanted), Part("retriever", find_searched, search)
+    parts = *map(part, wanted), Part("retriever", partial(search, asks=False), partial(search, asks=True))
     return Dataset("searchqa", parts, hub=(HUB, tuple(PARTS[name].files[0] for name in wanted)))
 
 
 def _webshop() -> Dataset:
-    def find_small(folder: Path) -> object:
-        from envs.webshop.catalogue import find_files
-
-        return find_files(folder, "small")
-
-    def read_small(folder: Path) -> object:
+    def small(folder: Path, whole: bool) -> object:
         from envs.webshop.catalogue import find_files, load
 
-        return load(find_files(folder, "small"))
+        files = find_files(folder, "small")
+        return load(files) if whole else files
 
     return Dataset(
         "webshop",
-        (Part("small", find_small, read_small),),
+        (Part("small", partial(small, whole=False), partial(small, whole=True)),),
         by_hand="its files lie on a file host that only a browser reaches: run setup.sh of github.com/princeton-nlp/"
         "WebShop, then: asyncrl data fetch webshop --from FOLDER",
     )
