@@ -13,6 +13,7 @@ Invariants:
 
 import argparse
 import json
+import logging
 import shutil
 import sys
 from collections.abc import Sequence
@@ -29,6 +30,10 @@ from envs.searchqa.passages import Corpus, Passage
 MADE_ON_THE_SPOT = 64 * 2**20
 """Bytes of a corpus that is indexed when it is opened; a larger one wants an index folder."""
 DESCRIPTION = "index.json"
+K1, B = 0.9, 0.4
+"""Pyserini's, which Search-R1's BM25 runs with; bm25s's own find less here."""
+
+logging.getLogger("bm25s").setLevel(logging.WARNING)  # it logs every build, and by a level of its own
 
 
 class Hit(NamedTuple):
@@ -51,7 +56,7 @@ class Bm25:
 
     @classmethod
     def build(cls, corpus: Corpus) -> "Bm25":
-        scores = bm25s.BM25(method="lucene", k1=1.5, b=0.75, backend="numpy")
+        scores = bm25s.BM25(method="lucene", k1=K1, b=B, backend="numpy")
         scores.index(_words([one.contents for one in corpus], ids=True), show_progress=False)
         return cls(corpus, scores)
 
