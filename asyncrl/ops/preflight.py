@@ -47,7 +47,9 @@ def _environment(config: RunConfig) -> Iterator[str]:
         options["sft.demonstrator"] = {**env.options, **config.sft.demonstrator}
     for field, given in options.items():
         try:
-            env_class(**given).close()  # making an environment starts nothing
+            made = env_class(**given)  # which starts nothing
+            getattr(made, "check_splits", lambda *_: None)(env.train_split, env.test_split)  # is their data there?
+            made.close()
         except Exception as error:
             yield f"{field}: {env.name} does not take them: {error}"
     for field in ("train_split", "test_split"):

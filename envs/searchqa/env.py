@@ -21,7 +21,7 @@ from asyncrl.types import Moves, Observation, Step, Task
 from envs.data_home import data_folder
 from envs.searchqa.client import Service, find_retriever, shared
 from envs.searchqa.index import Hit
-from envs.searchqa.questions import PARTS, REMEDY, Question, find_question, task_ids
+from envs.searchqa.questions import PARTS, REMEDY, Question, find_file, find_question, task_ids
 from envs.searchqa.score import exact_match
 
 SAMPLE = Path(__file__).parent / "sample"
@@ -89,6 +89,15 @@ class SearchQA(Env):
     @classmethod
     def tasks(cls, split: str) -> Sequence[str]:
         return task_ids(split)
+
+    def check_splits(self, *splits: str) -> None:
+        """Look for the files of splits; reads none.
+
+        Raises:
+            ValueError: one is missing, or an unknown split.
+        """
+        for part in dict.fromkeys(one.rpartition("/")[0] for split in splits for one in task_ids(split)):
+            find_file(self._folder, part)
 
     def reset(self, task: Task) -> Observation:
         return self.restore(_State(task, 0, find_question(self._folder, task.id).text, False))

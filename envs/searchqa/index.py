@@ -30,6 +30,8 @@ from envs.searchqa.passages import Corpus, Passage
 MADE_ON_THE_SPOT = 64 * 2**20
 """Bytes of a corpus that is indexed when it is opened; a larger one wants an index folder."""
 DESCRIPTION = "index.json"
+BLOCK = 2**18
+"""Passages whose dense scores are worked out at once."""
 K1, B = 0.9, 0.4
 """Pyserini's, which Search-R1's BM25 runs with; bm25s's own find less here."""
 
@@ -120,10 +122,17 @@ class Dense:
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         k = min(k, len(self.corpus))
         before = "query: " if _is_e5(self.model) else ""
-        scores = np.asarray(self._encode([before + query for query in queries]), np.float32) @ self._vectors.T
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+        asked = np.asarray(self._encode([before + query for query in queries]), np.float32)
+        scores = np.full((len(queries), 0), 0, np.float32)
+        numbers = np.full((len(queries), 0), 0, np.int64)
+        for start in range(0, len(self.corpus), BLOCK):  # the best of each block, then of all: scores stay small
+            block = asked @ self._vectors[start : start + BLOCK].T
+            best = np.argpartition(-block, min(k, block.shape[1]) - 1, axis=1)[:, :k]
+            scores = np.concatenate((scores, np.take_along_axis(block, best, 1)), 1)
+            numbers = np.concatenate((numbers, best + start), 1)
+        ranked = [np.lexsort((ids, -row))[:k] for row, ids in zip(scores, numbers, strict=True)]
         return [
-            [Hit(self.corpus[int(n)], float(row[n])) for n in ranks] for row, ranks in zip(scores, best, strict=True)
+            [Hit(self.corpus[int(numbers[i, n])], float(scores[i, n])) for n in order] for i, order in enumerate(ranked)
         ]
 
 

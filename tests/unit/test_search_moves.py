@@ -171,7 +171,12 @@ def test_rows_are_the_prompts_of_training() -> None:
 
 def test_forcing_an_action_tag_is_refused() -> None:
     given = {
-        "env": {"name": "searchqa", "options": {"data": "sample"}, "train_split": "sample_train"},
+        "env": {
+            "name": "searchqa",
+            "options": {"data": "sample"},
+            "train_split": "sample_train",
+            "test_split": "sample_test",
+        },
         "prompt": {"method": "react"},
         "tree": {"criterion": "none", "leaves": 4},
         "algo": {"advantage": "grpo"},
@@ -179,3 +184,10 @@ def test_forcing_an_action_tag_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"thinking.tail: searchqa has no <action>"):
         preflight(validate(given, ["thinking={}"], source="test"))
     preflight(validate(given, ['thinking={tail: "\\n"}'], source="test"))
+
+
+def test_a_run_whose_questions_are_not_there_is_refused() -> None:
+    given = {"env": {"name": "searchqa", "options": {"data": "sample"}, "train_split": "sample_train"}}
+    with pytest.raises(ConfigError, match=r"nq/test.jsonl is missing; asyncrl data fetch searchqa"):
+        preflight(validate(given, [], source="test"))
+    preflight(validate(given, ["env.test_split=sample_test"], source="test"))

@@ -159,6 +159,20 @@ def test_a_dense_index_ranks_by_similarity(tmp_path: Path, monkeypatch: pytest.M
     assert [one.split(": ")[0] for one in seen] == ["passage"] * 40 + ["query"]
 
 
+@given(st.integers(1, 45), st.integers(1, 50))
+def test_a_dense_search_in_blocks_is_the_search_of_all(block: int, k: int) -> None:
+    vectors = letters([one.contents for one in INDEX.corpus]).astype(np.float32)
+    made = Dense(INDEX.corpus, vectors, "any", letters)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(indexes, "BLOCK", block)
+        found = made.search(["lake umber", "old cray"], k)
+    scores = letters(["lake umber", "old cray"]).astype(np.float32) @ vectors.T
+    for hits, row in zip(found, scores, strict=True):
+        best = np.sort(row)[::-1][:k]
+        assert [hit.score for hit in hits] == pytest.approx(best.tolist(), abs=1e-6)
+        assert len(set(ids(hits))) == len(hits) == min(k, 40)
+
+
 def test_dense_without_its_package_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(ImportError, match=r"pip install 'asyncrl\[dense\]'"):
