@@ -1,15 +1,20 @@
 """The retriever as a service on Ray Serve, with the HTTP interface of Search-R1's retrieval server.
 
-Invariants: queries that wait at the same moment, of whatever requests, are searched as one batch; a query that a
+Invariants: queries that wait at the same moment (5 ms), of whatever requests, are searched as one batch; a query that a
 replica found lately is not searched again; replicas come and go with the number of waiting requests. A request that
 asks for too much or something else gets status 422 and a reason, never an empty result.
 """
 
 import asyncio
+import logging
+import os
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import ray
 from cachetools import LRUCache
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
@@ -18,9 +23,6 @@ from ray import serve
 from envs.searchqa.index import Hit, open_index
 
 REMEMBERED = 50_000
-BATCH, BATCH_WAIT_S = 64, 0.005
-"""Most queries of one search, and the longest a query waits for others."""
-
 http = FastAPI(title="retriever")
 
 
@@ -38,7 +40,7 @@ def _told(hit: Hit, with_score: bool) -> dict[str, Any]:
     return {"document": document, "score": hit.score} if with_score else document
 
 
-@serve.deployment(max_ongoing_requests=256)
+@serve.deployment(max_ongoing_requests=256, logging_config={"enable_access_log": False})
 @serve.ingress(http)
 class RetrieverService:
     def __init__(self, where: str) -> None:
@@ -56,7 +58,7 @@ class RetrieverService:
             self._known[key] = await self._search(key)
         return self._known[key]
 
-    @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=BATCH_WAIT_S)
+    @serve.batch(max_batch_size=64, batch_wait_timeout_s=0.005)
     async def _search(self, asked: list[tuple[str, int]]) -> list[list[Hit]]:
         most = max(k for _, k in asked)
         # Beside the event loop, which goes on collecting the next batch.
@@ -65,12 +67,7 @@ class RetrieverService:
 
 
 def start(where: Path, host: str, port: int, replicas: int, gpus: float = 0) -> str:
-    """Serve an index folder or corpus file on this Ray cluster (one of its own where there is none); gives the address.
-
-    Args:
-        replicas: most that autoscaling may start; there is always one.
-        gpus: of each replica; a dense index on a GPU takes 1.
-    """
+    """Serve an index folder or corpus file on this Ray cluster, with up to ``replicas`` replicas; gives the address."""
     serve.start(http_options={"host": host, "port": port})
     scaled = RetrieverService.options(  # type: ignore[attr-defined]  # a deployment, which the decorators' types hide
         autoscaling_config={"min_replicas": 1, "max_replicas": replicas, "target_ongoing_requests": 32},
@@ -83,6 +80,8 @@ def start(where: Path, host: str, port: int, replicas: int, gpus: float = 0) -> 
 def run(where: Path, host: str, port: int, replicas: int, gpus: float = 0) -> None:
     """:func:`start`, until interrupted. Raises ValueError: the index is missing or damaged."""
     open_index(where)  # a mistake is told here, not by a replica that is started again and again
+    ray.init(os.environ.get("RAY_ADDRESS", "local"), logging_level=logging.ERROR)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ray's own handler would skip the way out below
     try:
         print(f"retriever: {start(where, host, port, replicas, gpus)}/retrieve", flush=True)  # noqa: T201
         while True:
@@ -91,3 +90,4 @@ def run(where: Path, host: str, port: int, replicas: int, gpus: float = 0) -> No
         serve.delete("retriever")
         if not serve.status().applications:  # the cluster may have others
             serve.shutdown()
+        ray.shutdown()
