@@ -36,9 +36,13 @@ app = typer.Typer(
 model_app = typer.Typer(no_args_is_help=True, help="Make models.")
 env_app = typer.Typer(no_args_is_help=True, help="List, check and play environments.")
 bench_app = typer.Typer(no_args_is_help=True, help="Measure.")
+data_app = typer.Typer(no_args_is_help=True, help="Data that environments need: what is there, fetching, checking.")
+serve_app = typer.Typer(no_args_is_help=True, help="Services.")
 app.add_typer(model_app, name="model")
 app.add_typer(bench_app, name="bench")
 app.add_typer(env_app, name="env")
+app.add_typer(data_app, name="data")
+app.add_typer(serve_app, name="serve")
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 
@@ -269,6 +273,64 @@ def env_play(
 
     with _bad_input():
         play(find_env(name), task, seed=seed)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """Show the data sets, where each is looked for, and what is missing."""
+    from envs.datasets import datasets, missing
+
+    for name, dataset in datasets().items():
+        lacks = missing(dataset)
+        state = f"lacks {', '.join(lacks)}; type: asyncrl data fetch {name}" if lacks else "there"
+        typer.echo(f"{name:10} {dataset.folder}: {state}")
+
+
+@data_app.command("fetch")
+def data_fetch(
+    name: Annotated[str, typer.Argument(help="A data set, as asyncrl data list names it")],
+    source: Annotated[Path | None, typer.Option("--from", help="Local folder or archive to take it from.")] = None,
+) -> None:
+    """Bring a data set into the data folder, from its official source unless told otherwise, and check it.
+
+    [dim]asyncrl data fetch searchqa --from downloads/searchqa.tar.xz[/dim]
+    """
+    from envs.datasets import fetch, find
+
+    with _bad_input():
+        typer.echo(f"fetched: {fetch(find(name), source)}")
+    data_check(name)
+
+
+@data_app.command("check")
+def data_check(name: Annotated[str, typer.Argument(help="A data set, as asyncrl data list names it")]) -> None:
+    """Read a data set whole: counts and checksums; exit code 1 where something is missing or damaged."""
+    from envs.datasets import check, find
+
+    with _bad_input():
+        found = list(check(find(name)))
+    for what, problem in found:
+        typer.echo(f"FAIL {what}: {problem}" if problem else f"ok   {what}")
+    if any(problem for _, problem in found):
+        raise typer.Exit(1)
+
+
+@serve_app.command("retriever")
+def serve_retriever(
+    index: Annotated[Path, typer.Argument(help="Index folder (python -m envs.searchqa.index) or a small corpus file")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
+    replicas: Annotated[int, typer.Option(help="Most that autoscaling may start.", min=1)] = 4,
+    gpus: Annotated[float, typer.Option(help="GPUs of a replica.", min=0)] = 0,
+) -> None:
+    """Serve a retriever with Search-R1's interface (POST /retrieve) on Ray, until interrupted.
+
+    [dim]asyncrl serve retriever index --port 8000[/dim]
+    """
+    from asyncrl.serve.retriever import run
+
+    with _bad_input():
+        run(index, host, port, replicas, gpus)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
-from asyncrl.types import Observation, Step, Task
+from asyncrl.types import Moves, Observation, Step, Task
 
 
 class Env(ABC):
@@ -27,6 +27,7 @@ class Env(ABC):
     max_turns: ClassVar[int]
     """Turns after which the environment itself ends an episode (``truncated``)."""
     can_snapshot: ClassVar[bool] = False
+    moves: ClassVar[Moves] = "action"
     image_shape: tuple[int, int, int] | None = None
     """(height, width, 3) of the image in every observation, or None where there is none."""
 
@@ -161,6 +162,7 @@ REGISTRY: dict[str, str] = {
     "ezpoints": "envs.ezpoints:EZPoints",
     "pantry": "envs.pantry:Pantry",
     "scienceworld": "envs.scienceworld:ScienceWorld",
+    "searchqa": "envs.searchqa.env:SearchQA",
     "sokoban": "envs.sokoban:Sokoban",
     "webshop": "envs.webshop.env:WebShop",
 }

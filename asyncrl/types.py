@@ -7,10 +7,13 @@ once, by the engine (responses) or by the prompt builder (prompts), and are neve
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+Moves = Literal["action", "search"]
+"""How a move is written: within ``<action>``, or (Search QA) as ``<search>..</search>`` or ``<answer>..</answer>``."""
 
 
 @dataclass(frozen=True, slots=True)

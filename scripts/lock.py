@@ -1,4 +1,4 @@
-"""Print a lock file for ``pip install --no-deps -r``: the exact version of everything the project needs.
+r"""Print a lock file for ``pip install --no-deps -r``: the exact version of everything the project needs.
 
 For CPU machines, from the environment that this interpreter runs in, where everything works together:
 
@@ -6,7 +6,8 @@ For CPU machines, from the environment that this interpreter runs in, where ever
 
 For GPU machines, from pip's own resolution, which needs no GPU and downloads next to nothing:
 
-    pip install --dry-run --ignore-installed --report report.json '.[gpu,scienceworld,webshop,dev]' setuptools==78.1.1
+    pip install --dry-run --ignore-installed --report report.json \
+        '.[gpu,scienceworld,webshop,searchqa,dev]' setuptools==78.1.1
     .venv/bin/python scripts/lock.py report.json > requirements-gpu.lock
 """
 
@@ -31,7 +32,7 @@ LEFT_OUT = {
     "triton",
 }
 
-EXTRAS = ("cpu", "scienceworld", "webshop", "dev")
+EXTRAS = ("cpu", "scienceworld", "webshop", "searchqa", "dev")
 
 
 def closure(roots: list[str]) -> dict[str, str]:

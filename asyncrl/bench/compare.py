@@ -37,7 +37,7 @@ def variants(configs: Sequence[Path], vary: Sequence[str]) -> list[Variant]:
     """Every configuration with every combination of the values in ``vary``, each ``key=value,value,...``."""
     keys = [varied.partition("=") for varied in vary]
     grid = [[f"{key}={value}" for value in values.split(",")] for key, _, values in keys]
-    return [Variant(config, values) for config, *values in product(configs, *grid)]
+    return [Variant(config, values) for config in configs for values in product(*grid)]
 
 
 def compare(those: Sequence[Variant], seeds: Sequence[str], out: Path, overrides: Sequence[str] = ()) -> str:

@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from asyncrl.config.prompt import Method
-from asyncrl.types import Observation
+from asyncrl.types import Moves, Observation
 
 SEARCH_VERBS = frozenset({"go", "look", "open", "examine", "inspect", "search", "teleport", "read", "enter"})
 PREPOSITIONS = frozenset({"in", "into", "to", "on", "onto", "from", "with", "at", "up", "down", "the", "a", "around"})
+
+_TAGS = re.compile(r"</\w+>|[<>]")
+"""Search QA's tags; what they leave reads as a verb and what it is about."""
 
 
 class DemoStep(NamedTuple):
@@ -25,7 +28,9 @@ class DemoStep(NamedTuple):
     """Not the demonstrator's choice; executed, but not trained on."""
 
 
-def annotate(steps: Sequence[DemoStep], method: Method = "spark", hesitates: Callable[[], bool] = bool) -> list[str]:
+def annotate(
+    steps: Sequence[DemoStep], method: Method = "spark", hesitates: Callable[[], bool] = bool, moves: Moves = "action"
+) -> list[str]:
     """Responses in the format of ``method``, one a step (ReAct has no ``<explore>``: all its steps think).
 
     ``hesitates``: asked until it says no, whether the reasoning is said once more before the action.
@@ -43,17 +48,18 @@ def annotate(steps: Sequence[DemoStep], method: Method = "spark", hesitates: Cal
         said = [reason]
         while hesitates():
             said.append(reason)
-        responses.append(f"<{tag}>{', '.join(said)}</{tag}>\n<action>{step.action}</action>")
+        move = f"<action>{step.action}</action>" if moves == "action" else step.action
+        responses.append(f"<{tag}>{', '.join(said)}</{tag}>\n{move}")
     return responses
 
 
 def _verb(action: str) -> str:
-    return (action.lower().split() or [""])[0]
+    return (_TAGS.sub(" ", action).lower().split() or [""])[0]
 
 
 def _object(action: str) -> str:
     """What an action is about: the words after its verb, up to the first preposition that follows a noun."""
-    words = action.lower().split()[1:]
+    words = _TAGS.sub(" ", action).lower().split()[1:]
     while words and words[0] in PREPOSITIONS:
         words = words[1:]
     end = next((i for i, word in enumerate(words) if word in PREPOSITIONS), len(words))

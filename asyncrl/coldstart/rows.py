@@ -29,7 +29,7 @@ def expert_rows(spec: EnvSpec, split: str, tokenizer: Any, prompt: PromptConfig,
         PromptTooLong: a prompt exceeds ``prompt.max_prompt_tokens``.
     """
     with closing(EnvSpec(spec.name, spec.target, {**spec.options, **sft.demonstrator}).make()) as env:
-        encoder = PromptEncoder(tokenizer, prompt, env.role)
+        encoder = PromptEncoder(tokenizer, prompt, env.role, env.moves)
         rng = random.Random(sft.seed)
         ids = list(env.tasks(split))
         rng.shuffle(ids)
@@ -79,7 +79,7 @@ def _rows(
     steps: list[DemoStep], encoder: PromptEncoder, prompt: PromptConfig, sft: SftConfig, rng: random.Random
 ) -> list[Row]:
     past = [(step.observation, step.action) for step in steps]
-    responses = annotate(steps, prompt.method, lambda: rng.random() < sft.hesitation)
+    responses = annotate(steps, prompt.method, lambda: rng.random() < sft.hesitation, encoder.moves)
     prompt_of = partial(encoder.encode, list_actions=sft.list_actions)
     return [
         Row(prompt_of(step.observation, past[:i]), encoder.encode_response(response))

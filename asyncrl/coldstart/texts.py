@@ -21,7 +21,7 @@ RANDOM_TURNS = 12
 def environment_texts(spec: EnvSpec, split: str, prompt: PromptConfig, episodes: int) -> Iterator[str]:
     """Messages and responses of ``episodes`` tasks spread over ``split``, each played at random and by the expert."""
     with closing(spec.make()) as env:
-        builder = PromptBuilder(prompt, env.role)
+        builder = PromptBuilder(prompt, env.role, moves=env.moves)
         rng = random.Random(0)
         ids = env.tasks(split)
         for task_id in ids[:: max(1, len(ids) // episodes)][:episodes]:
@@ -29,7 +29,7 @@ def environment_texts(spec: EnvSpec, split: str, prompt: PromptConfig, episodes:
             for steps in (_random_episode(env, task, rng), demonstrate(env, task, 0.0, rng) or []):
                 past = [(step.observation, step.action) for step in steps]
                 yield from (builder.build(step.observation, past[:i]) for i, step in enumerate(steps))
-                yield from annotate(steps, prompt.method)
+                yield from annotate(steps, prompt.method, moves=env.moves)
 
 
 def _random_episode(env: Env, task: Task, rng: random.Random) -> list[DemoStep]:

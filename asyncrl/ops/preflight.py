@@ -36,12 +36,16 @@ def _environment(config: RunConfig) -> Iterator[str]:
     except Exception as error:
         yield f"env.name: {env.name} cannot run here: {error}"
         return
+    if env_class.moves == "search" and config.thinking is not None and "<action>" in config.thinking.tail:
+        yield f"thinking.tail: {env.name} has no <action>, so every turn that is cut would be invalid; set it to '\\n'"
     options = {"env.options": env.options}
     if config.sft is not None:
         options["sft.demonstrator"] = {**env.options, **config.sft.demonstrator}
     for field, given in options.items():
         try:
-            env_class(**given).close()  # making an environment starts nothing
+            made = env_class(**given)  # which starts nothing
+            getattr(made, "check_splits", lambda *_: None)(env.train_split, env.test_split)  # is their data there?
+            made.close()
         except Exception as error:
             yield f"{field}: {env.name} does not take them: {error}"
     for field in ("train_split", "test_split"):

@@ -43,8 +43,9 @@ class Coordinator:
             config=config,
             fleet=Fleet(generators, config.engine),
             acquire=partial(Slot.acquire, pool, config.env.step_timeout_s, config.runtime.group_timeout_s, name),
-            prompts=PromptEncoder(load_tokenizer(model_path), config.prompt, env_class.role),
+            prompts=PromptEncoder(load_tokenizer(model_path), config.prompt, env_class.role, env_class.moves),
             copies_itself=env_class.can_snapshot,
+            moves=env_class.moves,
             max_turns=config.env.max_turns or sys.maxsize,  # without a limit of ours the environment ends its episodes
         )
 

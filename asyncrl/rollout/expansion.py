@@ -26,7 +26,7 @@ from asyncrl.text.parse import parse
 from asyncrl.text.prompt import PromptEncoder, PromptTooLong
 from asyncrl.tree.criteria import Criterion
 from asyncrl.tree.forest import Forest, LeafId, LeafState
-from asyncrl.types import Generation, Group, Node, Observation, Sampling, Step, Turn
+from asyncrl.types import Generation, Group, Moves, Node, Observation, Sampling, Step, Turn
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class Site:
     copies_itself: bool
     """The environment can snapshot and restore its state."""
     max_turns: int
+    moves: Moves = "action"
 
 
 @dataclass(slots=True)
@@ -190,7 +191,7 @@ class Expansion:
             return True
         generation = await self._sample(prompt_ids, f"{self.forest.key}.{leaf}.{len(path)}", path)
         text = self.site.prompts.decode(generation.token_ids)
-        parsed = parse(text, self.site.config.prompt.method)
+        parsed = parse(text, self.site.config.prompt.method, self.site.moves)
         step = await self._step(walk, parsed.action)
         walk.trace.add(parsed.action, step)
         turn = Turn(

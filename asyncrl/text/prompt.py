@@ -9,7 +9,7 @@ from typing import Any
 
 from asyncrl.config.prompt import PromptConfig
 from asyncrl.text.message import History, PromptBuilder
-from asyncrl.types import Observation
+from asyncrl.types import Moves, Observation
 
 
 class PromptTooLong(ValueError):
@@ -19,9 +19,9 @@ class PromptTooLong(ValueError):
 class PromptEncoder:
     """Prompt builder and tokenizer of one run: any of Hugging Face's that has a chat template and an end token."""
 
-    def __init__(self, tokenizer: Any, config: PromptConfig, role: str) -> None:
-        self._tokenizer, self._limit = tokenizer, config.max_prompt_tokens
-        self._builder = PromptBuilder(config, role, special=tokenizer.get_added_vocab())
+    def __init__(self, tokenizer: Any, config: PromptConfig, role: str, moves: Moves = "action") -> None:
+        self._tokenizer, self._limit, self.moves = tokenizer, config.max_prompt_tokens, moves
+        self._builder = PromptBuilder(config, role, tokenizer.get_added_vocab(), moves)
 
     def encode(self, observation: Observation, past: History = (), *, list_actions: bool = True) -> list[int]:
         """Prompt ids of the next turn: one user message in the model's chat template, ready for the response to follow.

@@ -31,7 +31,10 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
 
 @pytest.mark.parametrize(
     "command",
-    ["", "train", "eval", "sft", "quickstart", "model init", "env list", "env check", "env play"],
+    [
+        *("", "train", "eval", "sft", "quickstart", "model init", "env list", "env check", "env play"),
+        *("data list", "data fetch", "data check", "serve retriever"),
+    ],
 )
 def test_every_command_has_help(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
