@@ -1,5 +1,6 @@
 """Configurations side by side over seeds: a table, and their curves against generated tokens."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -51,7 +52,7 @@ def compare(those: Sequence[Variant], seeds: Sequence[str], out: Path, overrides
     for variant in those:
         runs[variant.label] = []
         for seed in seeds:
-            name = "-".join([*variant.label.split(), seed])
+            name = re.sub(r"[^\w.-]+", "-", f"{variant.label} {seed}")
             summary = train_once(variant.config, out, name, [f"runtime.seed={seed}", *overrides, *variant.values])
             runs[variant.label].append(Run(seed, summary, read_curve(out / name / "metrics.jsonl")))
     curves = {label: [run.curve for run in those] for label, those in runs.items()}
