@@ -70,7 +70,7 @@ for group in "$@"; do
         ;;
     ?-unit)
         echo "== unit"
-        pytest tests/unit -n logical --maxprocesses 4 --dist loadfile
+        OMP_NUM_THREADS=1 pytest tests/unit -n logical --maxprocesses 4 --dist worksteal
         ;;
     1-simulation | ?-integration | ?-e2e)
         echo "== $group"
