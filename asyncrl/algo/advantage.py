@@ -4,7 +4,7 @@ The population of SPARK's statistics (arXiv 2601.20209, tree-based policy update
 2402.03300, section 4.1) is the *step rows* of a group: one row for each turn of each root-to-leaf path, so a turn
 shared by k leaves is k rows, each with its own leaf's return::
 
-    s[leaf, turn] = R(leaf) - penalty * [turn invalid]
+    s[leaf, turn] = R(leaf) - penalty * [turn not in order]
     A[leaf, turn] = (s - mean) / (std + 1e-6)         std unbiased; a population of one: mean 0, std 1
 
 Invariants:

@@ -11,7 +11,7 @@ import numpy as np
 from asyncrl.algo.advantage import ADVANTAGES, Paths
 from asyncrl.algo.shaping import length_reward
 from asyncrl.config.algo import AlgoConfig
-from asyncrl.types import Group, Node, TurnSample
+from asyncrl.types import Group, Node, Turn, TurnSample
 
 
 def turn_samples(group: Group, cfg: AlgoConfig) -> list[TurnSample]:
@@ -58,9 +58,15 @@ def group_paths(group: Group, cfg: AlgoConfig) -> Paths:
         parent=np.array([-1 if n.parent is None else index[n.parent] for n in group.nodes], dtype=np.int64),
         end=np.array([index[leaf.node] for leaf in group.leaves], dtype=np.int64),
         returns=cfg.success_reward * success + cfg.length_reward * length_reward(lengths, success),
-        valid=np.array([node.turn.parsed.valid for node in group.nodes], dtype=np.bool_),
+        valid=np.array([_in_order(node.turn, cfg) for node in group.nodes], dtype=np.bool_),
         trained=~(void & cfg.void_filter),
     )
+
+
+def _in_order(turn: Turn, cfg: AlgoConfig) -> bool:
+    listed = turn.observation.actions if cfg.penalty_on == "valid" else None
+    admissible = listed is None or turn.parsed.action.lower() in map(str.lower, listed)
+    return turn.parsed.valid and admissible
 
 
 def _check_generation(node: Node, where: str) -> None:

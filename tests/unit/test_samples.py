@@ -115,6 +115,28 @@ def unequal_group(lengths=((4, True), (9, True), (6, False), (2, False)), void=N
     return forest.group()
 
 
+@pytest.mark.parametrize(
+    ("penalty_on", "valid", "action", "listed", "in_order"),
+    [
+        ("valid", True, "go Hall", ("look", "go hall"), True),  # the release lowers both
+        ("valid", True, "fly", ("look", "go hall"), False),
+        ("valid", False, "look", ("look", "go hall"), False),
+        ("valid", True, "fly", None, True),
+        ("valid", True, "fly", (), False),
+        ("format", True, "fly", ("look", "go hall"), True),
+        ("format", False, "look", ("look", "go hall"), False),
+    ],
+)
+def test_what_the_penalty_is_on(penalty_on, valid, action, listed, in_order):
+    forest = make_forest(roots=2, leaves=2)
+    for leaf in range(2):
+        turn = make_turn(action=action, valid=valid, terminated=True)
+        forest.extend(leaf, replace(turn, observation=replace(turn.observation, actions=listed)))
+        forest.finish(leaf, success=leaf == 0)
+    cfg = AlgoConfig(penalty_on=penalty_on, normalise="mean", success_reward=1)
+    assert group_paths(forest.group(), cfg).valid.tolist() == [in_order] * 2
+
+
 def test_the_length_reward_by_hand():
     # Shortest 2, longest 9: 0.5 - 2/7, 0.5 - 1 for the successes; min(0, 0.5 - 4/7) and min(0, 0.5) for the failures.
     paths = group_paths(unequal_group(), AlgoConfig(success_reward=10, length_reward=2))
