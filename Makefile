@@ -4,7 +4,7 @@ export PYTHON EXTRA
 # Set-up leaves byte-compiling to the first import; without caches every process would compile PyTorch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quickstart test lint unit simulation integration e2e simulate resume-test clean
+.PHONY: help setup quickstart test lint unit simulation integration e2e simulate resume-test smoke clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ simulate: setup ## 100,000 random schedules of the asynchronous loop, with death
 
 resume-test: setup ## Kill a run at ten moments, resume it each time, and check that nothing was lost or trained twice
 	@HF_HUB_OFFLINE=1 DS_ACCELERATOR=cpu .venv/bin/pytest -m slow tests/e2e/test_resume.py
+
+smoke: setup ## A short run on Search QA's sample: two minutes
+	@HF_HUB_OFFLINE=1 DS_ACCELERATOR=cpu .venv/bin/pytest -m slow tests/e2e/test_searchqa.py
 
 clean: ## Remove the environment and caches; runs/ stays
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info build

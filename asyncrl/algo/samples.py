@@ -8,7 +8,8 @@ import math
 
 import numpy as np
 
-from asyncrl.algo.advantage import ADVANTAGES, Paths
+from asyncrl.algo.advantage import ADVANTAGES
+from asyncrl.algo.paths import Paths
 from asyncrl.algo.shaping import length_reward
 from asyncrl.config.algo import AlgoConfig
 from asyncrl.types import Group, Node, Turn, TurnSample
@@ -60,6 +61,7 @@ def group_paths(group: Group, cfg: AlgoConfig) -> Paths:
         returns=cfg.success_reward * success + cfg.length_reward * length_reward(lengths, success),
         valid=np.array([_in_order(node.turn, cfg) for node in group.nodes], dtype=np.bool_),
         trained=~(void & cfg.void_filter),
+        anchors=[node.turn.observation.anchor or node.turn.observation.text for node in group.nodes],
     )
 
 

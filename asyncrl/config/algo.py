@@ -8,9 +8,15 @@ from asyncrl.config.base import Strict
 
 
 class AlgoConfig(Strict):
-    advantage: Literal["spark", "grpo"] = "spark"
-    """``spark``: group statistics over the step rows of all leaves, shared turns once a leaf.
-    ``grpo``: the same over chains."""
+    advantage: Literal["spark", "grpo", "gigpo"] = "spark"
+    """``spark``: group statistics over the step rows of all leaves, shared turns once a leaf. ``grpo``: the same over
+    chains. ``gigpo``: over either, and beside it among the turns taken in one state, as T2PO does."""
+    turn_weight: float = Field(1.0, ge=0)
+    """Of the turn's own advantage, in ``gigpo``."""
+    discount: float = Field(0.95, gt=0, le=1)
+    """Of the reward, for each turn between a turn and the last, in the turn's own advantage."""
+    anchor_similarity: float = Field(1.0, gt=0, le=1)
+    """From where on two observations are of one state, in ``gigpo``; below 1 by ``difflib``'s ratio (searches: 0.9)."""
     statistics: Literal["steps", "trajectories"] = "steps"
     """What group mean and std run over; the releases use step rows."""
     normalise: Literal["mean_std", "mean"] = "mean_std"

@@ -18,6 +18,7 @@ from tests.recount import recount
 MOVE = re.compile(r"<(search|answer)>.+</\1>", re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_searches_are_made_and_seen(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("searchqa")

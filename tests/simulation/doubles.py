@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from asyncrl.algo.advantage import Credit, Paths
+from asyncrl.algo.paths import Credit, Paths
 from asyncrl.config.algo import AlgoConfig
 from asyncrl.config.tree import TreeConfig
 from asyncrl.env import Env
@@ -370,7 +370,7 @@ class Rank:
 def no_credit(paths: Paths, algo: AlgoConfig) -> Credit:
     """For advantages: numbers that no promise is about."""
     nothing = np.zeros(len(paths.parent))
-    return Credit(nothing, nothing, np.bincount(paths.rows()[0]))
+    return Credit(nothing, nothing, np.bincount(paths.rows().turn))
 
 
 # -- watched production classes ---------------------------------------------------------------------------------

@@ -1,3 +1,4 @@
+import difflib
 import math
 from itertools import product
 
@@ -6,20 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.algo.advantage import Paths, spark
+from asyncrl.algo.gigpo import gigpo, states
+from asyncrl.algo.paths import Paths
+from asyncrl.algo.spark import spark
 from asyncrl.config.algo import AlgoConfig
 
 STATISTICS, NORMALISE, PREFIX = ("steps", "trajectories"), ("mean_std", "mean"), ("duplicate", "mean")
 MODES = list(product(STATISTICS, NORMALISE, PREFIX))
 
 
-def paths(parent, end, returns, valid=None, trained=None):
+def paths(parent, end, returns, valid=None, trained=None, anchors=None):
     return Paths(
         np.array(parent),
         np.array(end),
         np.array(returns, dtype=float),
         np.ones(len(parent), dtype=bool) if valid is None else np.array(valid, dtype=bool),
         np.ones(len(end), dtype=bool) if trained is None else np.array(trained, dtype=bool),
+        [str(i) for i in range(len(parent))] if anchors is None else anchors,
     )
 
 
@@ -183,9 +187,105 @@ def test_a_single_row_keeps_its_score(statistics):
         (([-1, 0], [2], [0.0]), "must end at a turn 0..1"),
         (([-1, 0, 0], [1], [0.0]), r"turns \[2\] lie under no leaf"),
         (([-1], [0], [0.0, 1.0]), r"returns and trained \(1,\)"),
-        (([-1], [0], [0.0], [True, True]), r"valid must be \(1,\)"),
+        (([-1], [0], [0.0], [True, True]), r"valid and anchors must be \(1,\)"),
     ],
 )
 def test_impossible_paths_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         paths(*arguments)
+
+
+# -- GiGPO -------------------------------------------------------------------------------------------------------------
+
+
+def told(parent, end, returns, valid, trained, anchors, algo):
+    """GiGPO row by row in plain Python: [(positive, negative, copies)] for each turn."""
+    rows = []  # turn, reward to go, return, whether trained
+    for leaf, turn in enumerate(end):
+        to_go = returns[leaf]
+        while turn != -1:
+            rows.append((turn, to_go, returns[leaf], trained[leaf]))
+            turn, to_go = parent[turn], algo.discount * to_go
+
+    def standardised(value, population):
+        if len(population) == 1:
+            return value if algo.normalise == "mean" else value / (1 + 1e-6)
+        mean = math.fsum(population) / len(population)
+        std = math.sqrt(math.fsum((x - mean) ** 2 for x in population) / (len(population) - 1))
+        deviation = value - mean
+        if abs(deviation) < 1e-8:
+            return 0.0
+        return deviation if algo.normalise == "mean" else deviation / ((std if std > 1e-8 else 1.0) + 1e-6)
+
+    penalty = [0.0 if ok else algo.invalid_penalty for ok in valid]
+    scores = [final - penalty[turn] for turn, _, final, _ in rows]
+    population = scores if algo.statistics == "steps" else returns
+    result = [[0.0, 0.0, 0] for _ in parent]
+    for (turn, to_go, _, kept), score in zip(rows, scores, strict=True):
+        if not kept:
+            continue
+        advantage = standardised(score, population)
+        alike = [other - penalty[t] for t, other, _, _ in rows if anchors[t] == anchors[turn]]
+        if len(alike) > 1:
+            advantage += algo.turn_weight * standardised(to_go - penalty[turn], alike)
+        result[turn][0 if advantage > 0 else 1] += advantage
+        result[turn][2] += 1
+    return result
+
+
+@given(
+    random_trees(), st.sampled_from(STATISTICS), st.sampled_from(NORMALISE), st.sampled_from([0.0, 1.0, 0.5]), st.data()
+)
+def test_gigpo_agrees_with_the_definition_row_by_row(tree, statistics, normalise, weight, data):
+    anchors = [data.draw(st.sampled_from("abcd")) for _ in tree[0]]
+    cfg = AlgoConfig(statistics=statistics, normalise=normalise, turn_weight=weight, advantage="gigpo")
+    got = gigpo(paths(*tree, anchors), cfg)
+    for i, (positive, negative, copies) in enumerate(told(*tree, anchors, cfg)):
+        assert got.positive[i] == pytest.approx(positive, abs=1e-5)
+        assert got.negative[i] == pytest.approx(negative, abs=1e-5)
+        assert got.copies[i] == copies
+
+
+@given(random_trees(), st.sampled_from(MODES))
+def test_gigpo_without_weight_and_where_no_state_comes_twice_over_chains_is_the_groups_advantage(tree, mode):
+    parent, end, returns, valid, trained = tree
+    without = gigpo(paths(*tree, ["same"] * len(parent)), algo(*mode).model_copy(update={"turn_weight": 0.0}))
+    group = spark(paths(*tree), algo(*mode))
+    np.testing.assert_allclose(without.positive, group.positive)
+    chains = paths([-1, 0, -1], [1, 2], [10.0, 0.0])
+    np.testing.assert_allclose(gigpo(chains, algo(*mode)).positive, spark(chains, algo(*mode)).positive)
+
+
+def test_gigpo_by_hand():
+    # Two chains from one state; the first wins two turns later, the second loses at once. Rewards to go there 0.95 * 10
+    # and 0: mean 4.75, std 6.717514. Group: 10, 10, 0, mean 20 / 3, std 5.773503.
+    got = gigpo(paths([-1, 0, -1], [1, 2], [10.0, 0.0], anchors=["s", "t", "s"]), algo())
+    np.testing.assert_allclose(got.positive, [0.577350 + 0.707107, 0.577350, 0], atol=1e-5)
+    np.testing.assert_allclose(got.negative, [0, 0, -1.154700 - 0.707107], atol=1e-5)
+
+
+def test_the_penalty_stays_with_its_turn():
+    # In the state of both first turns only the reward to go counts, not what the invalid turn after one of them cost.
+    same = gigpo(
+        paths([-1, 0, -1, 2], [1, 3], [10.0, 10.0], [True, False, True, True], None, ["s", "t", "s", "u"]), algo()
+    )
+    assert same.positive[0] == pytest.approx(same.positive[2])
+
+
+def test_states_are_equal_keys_or_similar_ones():
+    keys = ["a kitchen with a red mug", "a hall", "a kitchen with a red cup", "a kitchen with a red mug", "a hall!"]
+    assert states(keys, 1.0).tolist() == [0, 1, 2, 0, 3]
+    assert states(keys, 0.8).tolist() == [0, 1, 0, 0, 1]
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=6), max_size=12), st.sampled_from([0.5, 0.8, 0.95]))
+def test_a_key_joins_the_first_state_whose_first_key_is_similar_enough(keys, least):
+    firsts, expected = [], {}
+    for key in keys:
+        if key not in expected:
+            expected[key] = next(
+                (i for i, first in enumerate(firsts) if difflib.SequenceMatcher(None, first, key).ratio() >= least),
+                len(firsts),
+            )
+            firsts += [key] if expected[key] == len(firsts) else []
+    assert states(keys, least).tolist() == [expected[key] for key in keys]
