@@ -74,7 +74,7 @@ for group in "$@"; do
         ;;
     1-simulation | ?-integration | ?-e2e)
         echo "== $group"
-        pytest "tests/$group"
+        pytest "tests/$group" --durations=12 --durations-min=10
         ;;
     *)
         echo "test.sh: unknown group '$group'; known: lint, unit, simulation, integration, e2e" >&2
