@@ -8,7 +8,7 @@ import json
 import logging
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -295,23 +295,29 @@ def data_fetch(
 
     [dim]asyncrl data fetch searchqa --from downloads/searchqa.tar.xz[/dim]
     """
-    from envs.datasets import fetch, find
+    from envs.datasets import check, fetch, find
 
     with _bad_input():
-        typer.echo(f"fetched: {fetch(find(name), source)}")
-    data_check(name)
+        dataset = find(name)
+        typer.echo(f"fetched: {fetch(dataset, source)}")
+        _tell(check(dataset, fetched=True))
 
 
 @data_app.command("check")
 def data_check(name: Annotated[str, typer.Argument(help="A data set, as asyncrl data list names it")]) -> None:
-    """Read a data set whole: counts and checksums; exit code 1 where something is missing or damaged."""
+    """Read what is there: counts and checksums; exit code 1 where something is missing or damaged."""
     from envs.datasets import check, find
 
     with _bad_input():
-        found = list(check(find(name)))
+        _tell(check(find(name)))
+
+
+def _tell(found: Iterable[tuple[str, str]]) -> None:
+    problems = 0
     for what, problem in found:
         typer.echo(f"FAIL {what}: {problem}" if problem else f"ok   {what}")
-    if any(problem for _, problem in found):
+        problems += bool(problem)
+    if problems:
         raise typer.Exit(1)
 
 

@@ -2,7 +2,8 @@
 it gets there. Behind ``asyncrl data``.
 
 Invariants: what is fetched lies in a folder of its own until it is whole, and only then where environments look; a
-checksum of every fetched file is kept beside them (``SHA256SUMS``) and compared by ``check``. Whether a data set is
+checksum of every fetched file is kept beside them (``SHA256SUMS``) and compared by ``check``. Nothing of one source is
+taken for another's; only a download from the Hub goes on with what an earlier one left. Whether a data set is
 complete is asked of the environment's own reader, so there is one opinion of it. Archives are unpacked by the standard
 library's safe filter: nothing lands outside the folder.
 """
@@ -18,6 +19,7 @@ from typing import NamedTuple
 import requests
 from rich.progress import Progress
 
+from asyncrl.track.aside import write_atomic
 from envs.data_home import data_folder
 
 SUMS = "SHA256SUMS"
@@ -32,6 +34,8 @@ class Part(NamedTuple):
     read: Callable[[Path], object]
     """Whether it is whole; raises ValueError, ImportError where the environment's packages are not there, or
     RuntimeError where a service does not answer."""
+    fetched: bool = True
+    """Whether fetching brings it."""
 
 
 class Dataset(NamedTuple):
@@ -66,9 +70,12 @@ def missing(dataset: Dataset) -> list[str]:
     return [part.name for part in dataset.parts if _problem(part.find, dataset.folder)]
 
 
-def check(dataset: Dataset) -> Iterator[tuple[str, str]]:
-    """(part or file, problem) for everything that is looked at; the problem is empty where there is none."""
+def check(dataset: Dataset, fetched: bool = False) -> Iterator[tuple[str, str]]:
+    """(part or file, problem) for everything that is looked at, or all that fetching brings; the problem is empty where
+    there is none."""
     for part in dataset.parts:
+        if fetched and not part.fetched:
+            continue
         yield part.name, _problem(part.read, dataset.folder)
     sums = _sums(dataset.folder)
     for line in sums:
@@ -92,7 +99,11 @@ def fetch(dataset: Dataset, source: Path | None = None) -> Path:
         ValueError: the source is not there, is damaged, or cannot be had by HTTP; the message says what to do.
     """
     folder = dataset.folder
-    incoming = folder.with_name(f".{folder.name}.incoming")  # what a broken-off download left is gone on with
+    incoming = folder.with_name(f".{folder.name}.incoming")
+    if source is not None and incoming.resolve().is_relative_to(source.resolve()):
+        raise ValueError(f"{source}: holds the data folder itself; give the data set's own folder")
+    if source is not None or dataset.hub is None:
+        shutil.rmtree(incoming, ignore_errors=True)
     incoming.mkdir(parents=True, exist_ok=True)
     if source is not None:
         _unpack(source, incoming)
@@ -109,6 +120,7 @@ def fetch(dataset: Dataset, source: Path | None = None) -> Path:
         raise ValueError(f"data set {dataset.name}: {dataset.by_hand}")
     shutil.rmtree(incoming / ".cache", ignore_errors=True)  # the hub client's own notes
     sums = {file: digest for digest, _, file in (line.partition("  ") for line in _sums(folder))}
+    (incoming / SUMS).unlink(missing_ok=True)  # of a folder that was fetched elsewhere
     files = sorted(path for path in incoming.rglob("*") if path.is_file())
     if not files:
         raise ValueError(f"data set {dataset.name}: {source or dataset.hub or dataset.archive} holds no file")
@@ -117,7 +129,7 @@ def fetch(dataset: Dataset, source: Path | None = None) -> Path:
         sums[file.as_posix()] = _digest(path)
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         os.replace(path, folder / file)
-    (folder / SUMS).write_text("".join(f"{digest}  {file}\n" for file, digest in sorted(sums.items())))
+    write_atomic(folder / SUMS, "".join(f"{digest}  {file}\n" for file, digest in sorted(sums.items())))
     shutil.rmtree(incoming)
     return folder
 
@@ -147,10 +159,10 @@ def _unpack(source: Path, into: Path) -> None:
                 target = into / path.relative_to(source)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
-        elif ".tar" in source.suffixes or source.suffix == ".tgz":
-            shutil.unpack_archive(source, into, filter="data")
-        else:
+        elif source.suffix.lower() == ".zip":  # whose unpacker has no filter and passes names that lead outside over
             shutil.unpack_archive(source, into)
+        else:
+            shutil.unpack_archive(source, into, filter="data")
     except Exception as error:  # each kind of archive has its own ways to be damaged
         raise ValueError(f"{source}: cannot be unpacked ({error}); give a folder, a .zip or a .tar file") from error
 
@@ -207,7 +219,7 @@ def _searchqa() -> Dataset:
         return shared(Service(where)).ask("who asks", 1) if asks else where
 
     wanted = (*TRAIN, *TEST)
-    parts = *map(part, wanted), Part("retriever", partial(search, asks=False), partial(search, asks=True))
+    parts = *map(part, wanted), Part("retriever", partial(search, asks=False), partial(search, asks=True), False)
     return Dataset("searchqa", parts, hub=(HUB, tuple(PARTS[name].files[0] for name in wanted)))
 
 

@@ -21,6 +21,7 @@ class EngineConfig(Strict):
     """KV cache. Unset: 1 on the CPU; on a GPU, what vLLM finds to be left of ``gpu_memory_utilization``, for which the
     GPU's free memory must not change while the engine starts: set this where others share the GPU."""
     gpu_memory_utilization: float = Field(0.85, gt=0, lt=1)
+    """Share of the GPU that must be free when the engine starts; without ``kv_cache_gib``, what the engine takes."""
     enforce_eager: bool = True
     prefix_caching: bool = True
     kv: Literal["keep", "recompute"] = "keep"

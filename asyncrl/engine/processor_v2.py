@@ -3,9 +3,10 @@
 Invariants: a row is a turn's next token if and only if it stands at the end of the tokens that the runner has of its
 request, so pieces of a prefill are passed over, first and repeated ones. The runner's request numbers are used again:
 a step's tokens are committed before another request takes the number of one of its rows. A step is two CUDA graphs,
-before and after its tokens are drawn: issued one by one, its operations would take the host longer than the device.
+before and after its tokens are drawn: the host would take long to issue its many small operations one by one.
 """
 
+from bisect import bisect_left
 from typing import NamedTuple
 
 import torch
@@ -18,8 +19,8 @@ from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProc
 from asyncrl.engine.processor import Turns, turn_of
 from asyncrl.engine.thinking import SCRAP
 
-NOWHERE = -1
-"""Where in its sequence a row stands that fills up a batch to a recorded size."""
+NOWHERE = -2
+"""Where in its sequence a row stands that fills up a batch to a recorded size: one further is no length either."""
 STRIDE = 32
 """Between the numbers of rows that are recorded; smaller batches have the powers of 2."""
 
@@ -60,7 +61,8 @@ class TurnProcessor(Turns, LogitsProcessor):
         self._compiled_advance, self._compiled_settle = torch.compile(self._advance), torch.compile(self._settle)
         self._pool = torch.cuda.graph_pool_handle()
         self._steps: dict[tuple[int, int], Recorded] = {}
-        """By number of rows and, whose memory a graph names, of the core's slots."""
+        """By number of rows and, whose memory a graph names, of the core's slots. When those grow, the next step of
+        each size is recorded again, which its turns wait for; ``engine_arguments`` allows for twice the batch."""
         self._sizes = sorted({most, *(2**i for i in range(5) if 2**i < most), *range(STRIDE, most, STRIDE)})
         for size in reversed(self._sizes):  # now, so that no turn waits for it
             self._recorded(size)
@@ -79,7 +81,7 @@ class TurnProcessor(Turns, LogitsProcessor):
     def apply(self, logits: Tensor, ctx: LogitsContext) -> Tensor:
         self.commit()
         rows = len(logits)
-        size = next(size for size in self._sizes if size >= rows)
+        size = self._sizes[bisect_left(self._sizes, rows)]  # one row a request: never more than there may be
         self._rows[:rows].copy_(ctx.expanded_idx_mapping)
         self._at[:rows].copy_(ctx.pos)
         self._logits[:rows].copy_(logits)

@@ -36,7 +36,7 @@ def _environment(config: RunConfig) -> Iterator[str]:
     except Exception as error:
         yield f"env.name: {env.name} cannot run here: {error}"
         return
-    if env_class.moves == "search" and config.thinking is not None and "<action>" in config.thinking.tail:
+    if env_class.moves == "search" and config.thinking and config.thinking.tti and "<action>" in config.thinking.tail:
         yield f"thinking.tail: {env.name} has no <action>, so every turn that is cut would be invalid; set it to '\\n'"
     options = {"env.options": env.options}
     if config.sft is not None:

@@ -11,7 +11,6 @@ older ones are removed only after it; what an interrupted save leaves is removed
 
 import asyncio
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from asyncrl.engine.waits import bounded
 from asyncrl.learner.group import LearnerGroup
 from asyncrl.rollout.coordinators import Expanded
 from asyncrl.runtime.state import RunState
-from asyncrl.track.aside import placing, remove
+from asyncrl.track.aside import clean, placing, remove
 
 SAVE_TIMEOUT_S = 600
 
@@ -31,8 +30,7 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """The newest checkpoint; what an interrupted save left is removed."""
-        for left in self._folder.glob(".*version-*"):
-            shutil.rmtree(left, ignore_errors=True)
+        clean(self._folder, "version-*")
         return max(self._folder.glob("version-*"), default=None)
 
     async def save(self, learner: LearnerGroup, recorder: Any, state: RunState, facts: Mapping[str, Any]) -> None:

@@ -81,7 +81,7 @@ class Totals(Tally):
             "turn_samples": self.turns,
             "tokens_generated": generated,
             "tokens_kept": self.tokens,
-            "tokens_per_success": generated / max(1, self.successes),
+            "tokens_per_success": generated / self.successes if self.successes else None,
             "turns_cut": self.counters["cut_stable"] + self.counters["cut_cap"],
             "resamples": self.counters["resamples"],
             "lag_mean": sum(lag * turns for lag, turns in self.lags.items()) / max(1, self.turns),

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from cachetools import LRUCache
 from fastapi import FastAPI
 from pydantic import BaseModel, Field
 from ray import serve
+from ray.serve.exceptions import RayServeException
 
 from envs.searchqa.index import Hit, open_index
 
@@ -87,7 +89,8 @@ def run(where: Path, host: str, port: int, replicas: int, gpus: float = 0) -> No
         while True:
             time.sleep(3600)
     finally:
-        serve.delete("retriever")
-        if not serve.status().applications:  # the cluster may have others
-            serve.shutdown()
+        with suppress(RayServeException):  # it never came up
+            serve.delete("retriever")
+            if not serve.status().applications:  # the cluster may have others
+                serve.shutdown()
         ray.shutdown()

@@ -64,7 +64,8 @@ def _parse_search(text: str, method: Method) -> Parsed:
     if method == "spark":
         # Its validator, told where the move stands as if that were an action.
         parsed = _parse_spark(SEARCH_MOVE.sub("<action>move</action>", text))
-        return Parsed(action, parsed.tag, single and parsed.valid, parsed.explores, void=not action)
+        valid = single and parsed.valid and not CJK.search(text)
+        return Parsed(action, parsed.tag, valid, bool(_BLOCKS["explore"].search(text)), void=not action)
     tag = "think" if len(_BLOCKS["think"].findall(text)) == 1 else ""
     return Parsed(action, tag, single, explores=False, void=not action)
 

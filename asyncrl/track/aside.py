@@ -1,7 +1,8 @@
 """Written aside, then put in its place: a file or folder appears under its name whole, or not at all.
 
 Invariants: what is being written has a hidden name (``.NAME.something``) in the same folder, so putting it in place is
-one rename; what a kill leaves under such a name is used again or removed, never read.
+one rename; what a kill leaves under such a name is removed, but for a whole folder that was about to be replaced, which
+gets its name back.
 """
 
 import asyncio
@@ -40,12 +41,19 @@ async def placing(path: Path) -> AsyncIterator[Path]:
 
     Otherwise it is removed, and with it what a process that has just been ended writes for a moment longer.
     """
-    partial = _beside(path, "partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial, old = _beside(path, "partial"), _beside(path, "old")
+    clean(path.parent, path.name)
     try:
         yield partial
-        remove(path)
-        partial.rename(path)
+        if path.exists():
+            path.rename(old)
+        try:
+            partial.rename(path)
+        except BaseException:
+            if old.exists():
+                old.rename(path)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         for _ in range(50):  # five seconds
             shutil.rmtree(partial, ignore_errors=True)
@@ -57,10 +65,20 @@ async def placing(path: Path) -> AsyncIterator[Path]:
 
 def remove(folder: Path) -> None:
     """Remove a folder, if it is there, whole: no part of it is left under its name."""
-    old = _beside(folder, "old")
-    shutil.rmtree(old, ignore_errors=True)
+    gone = _beside(folder, "gone")
+    shutil.rmtree(gone, ignore_errors=True)
     if folder.exists():
-        shutil.rmtree(folder.rename(old), ignore_errors=True)
+        shutil.rmtree(folder.rename(gone), ignore_errors=True)
+
+
+def clean(folder: Path, pattern: str) -> None:
+    """Take back or remove what a kill left of folders whose names match."""
+    for old in folder.glob(f".{pattern}.old"):
+        if not (named := folder / old.name[1:].removesuffix(".old")).exists():
+            old.rename(named)
+    for what in ("partial", "old", "gone"):
+        for left in folder.glob(f".{pattern}.{what}"):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _beside(path: Path, what: str) -> Path:

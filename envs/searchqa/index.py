@@ -4,8 +4,8 @@ Invariants:
 
 * The same index gives the same hits in the same order for the same query, in every process; a passage that shares no
   word with a query is no hit of BM25.
-* A folder holds the corpus, its lines' places, the index, and a description written last: one that is there is whole,
-  and one that does not fit the files beside it is refused with the command that makes the index again.
+* A folder holds the corpus, its lines' places, the index and a description. It gets its name when it is whole; one
+  whose description does not fit the files beside it is refused with the command that makes the index again.
 * Searching is safe from several threads.
 
     python -m envs.searchqa.index corpus.jsonl index [--dense intfloat/e5-base-v2]
@@ -20,12 +20,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import bm25s
 import numpy as np
-import Stemmer
 from numpy.typing import NDArray
 
 from envs.searchqa.passages import Corpus, Passage
+
+try:
+    import bm25s
+    import Stemmer
+except ImportError as error:
+    raise ImportError(
+        "searchqa needs bm25s and PyStemmer; install them with: pip install 'asyncrl[searchqa]'"
+    ) from error
 
 MADE_ON_THE_SPOT = 64 * 2**20
 """Bytes of a corpus that is indexed when it is opened; a larger one wants an index folder."""
@@ -77,11 +83,11 @@ class Bm25:
             if not known:
                 found.append([])
                 continue
-            numbers, scores = self._scores.retrieve(
-                [known], k=k, show_progress=False, n_threads=0, backend_selection="numpy"
-            )
-            pairs = zip(numbers[0].tolist(), scores[0].tolist(), strict=True)
-            found.append([Hit(self.corpus[number], score) for number, score in pairs if score > 0])
+            scores = self._scores.get_scores(known)
+            # Of equal scores the first passages, however many are asked for: bm25s's own choice would depend on k.
+            near = np.flatnonzero((scores > 0) & (scores >= np.partition(scores, -k)[-k]))
+            best = near[np.lexsort((near, -scores[near]))][:k]
+            found.append([Hit(self.corpus[number], float(scores[number])) for number in best.tolist()])
         return found
 
 
@@ -165,12 +171,15 @@ def build(source: Path, folder: Path, dense: str | None = None) -> Bm25 | Dense:
         raise ValueError(f"index {folder}: exists already; name a new folder")
     corpus = Corpus(source)
     made = Bm25.build(corpus) if dense is None else Dense.build(corpus, dense)
-    folder.mkdir(parents=True)
-    shutil.copyfile(source, folder / "corpus.jsonl")
-    np.save(folder / "starts.npy", corpus.starts)
-    made.save(folder / made.kind)
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    shutil.copyfile(source, partial / "corpus.jsonl")
+    np.save(partial / "starts.npy", corpus.starts)
+    made.save(partial / made.kind)
     what = {"kind": made.kind, "model": dense, "passages": len(corpus), "bytes": source.stat().st_size}
-    (folder / DESCRIPTION).write_text(json.dumps(what))
+    (partial / DESCRIPTION).write_text(json.dumps(what))
+    partial.rename(folder)
     return made
 
 

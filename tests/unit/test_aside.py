@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asyncrl.track import aside
-from asyncrl.track.aside import placing, remove, write_atomic
+from asyncrl.track.aside import clean, placing, remove, write_atomic
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +79,39 @@ def test_what_a_dying_process_still_writes_is_removed_too(tmp_path: Path, monkey
 
 def test_what_a_kill_left_is_gone_after_the_next(tmp_path: Path) -> None:
     path = tmp_path / "version-000001"
-    for left in (".version-000001.partial", ".version-000001.old"):
+    for left in (".version-000001.partial", ".version-000001.gone"):
         (tmp_path / left / "state").mkdir(parents=True)
     save(path, "whole")
     assert list(tmp_path.iterdir()) == [path]
     remove(path)
     remove(path)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_whole_folder_is_there_whichever_rename_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    path, calls, rename = tmp_path / "coldstart", iter(range(1, 9)), Path.rename
+    save(path, "first")
+
+    def fails(self: Path, target: Path) -> Path:
+        if next(calls) == failing:
+            raise OSError("input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(OSError, match="input/output"):
+        save(path, "second")
+    assert (path / "state" / "shard").read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_kill_between_the_renames_leaves_the_old_folder_to_be_found(tmp_path: Path) -> None:
+    path = tmp_path / "version-000003"
+    save(path, "first")
+    path.rename(tmp_path / ".version-000003.old")
+    (tmp_path / ".version-000003.partial").mkdir()
+    clean(tmp_path, "version-*")
+    assert (path / "state" / "shard").read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]

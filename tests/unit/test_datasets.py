@@ -1,7 +1,9 @@
 """``asyncrl data``: what is there, fetching from folders, archives and addresses, resuming, checksums."""
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 import tarfile
 import threading
@@ -102,18 +104,43 @@ def test_a_bad_source_is_named_and_leaves_nothing_where_environments_look(
     assert not (home / "words").exists()
 
 
-def test_an_archive_writes_nowhere_else(home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "mode"), [("tar", "w"), ("tar.gz", "w:gz"), ("tgz", "w:gz"), ("tbz2", "w:bz2"), ("txz", "w:xz")]
+)
+def test_an_archive_writes_nowhere_else(home: Path, tmp_path: Path, name: str, mode: str) -> None:
     out = tmp_path / "evil.txt"
-    with tarfile.open(tmp_path / "evil.tar", "w") as tar:
-        member = tarfile.TarInfo("../../evil.txt")
-        tar.addfile(member)
-    with pytest.raises(ValueError, match=r"evil.tar: cannot be unpacked"):
-        fetch(dataset(), tmp_path / "evil.tar")
+    with tarfile.open(tmp_path / f"evil.{name}", mode) as tar:  # type: ignore[call-overload]
+        tar.addfile(tarfile.TarInfo("../../evil.txt"))
+    with pytest.raises(ValueError, match=rf"evil.{name}: cannot be unpacked"):
+        fetch(dataset(), tmp_path / f"evil.{name}")
     with zipfile.ZipFile(tmp_path / "evil.zip", "w") as packed:
         packed.writestr("../../evil.txt", "x")
     with pytest.raises(ValueError, match=r"data set words: .*evil.zip holds no file"):
         fetch(dataset(), tmp_path / "evil.zip")
     assert not out.exists() and not (home / "words/evil.txt").exists()
+
+
+def test_what_was_fetched_elsewhere_can_be_taken_over(
+    home: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fetch(dataset(), source)
+    monkeypatch.setenv("ASYNCRL_DATA", str(tmp_path / "second"))
+    fetch(dataset(), first)
+    assert not any(problem for _, problem in check(dataset()))
+
+
+def test_what_one_source_left_is_not_taken_for_anothers(home: Path, source: Path, tmp_path: Path) -> None:
+    left = home / ".words.incoming"
+    left.mkdir(parents=True)
+    (left / "half.txt").write_text("ha")
+    fetch(dataset(), source)
+    assert not (home / "words/half.txt").exists()
+
+
+def test_a_source_around_the_data_folder_is_refused(home: Path) -> None:
+    home.mkdir(exist_ok=True)
+    with pytest.raises(ValueError, match="holds the data folder itself"):
+        fetch(dataset(), home)
 
 
 @contextmanager
@@ -276,3 +303,15 @@ def test_every_data_set_is_complete_where_its_environment_says_so(home: Path, mo
     questions.load.cache_clear()
     assert [what for what, problem in check(find("searchqa")) if problem] == ["nq/test"]
     assert missing(find("alfworld")) == ["train", "valid_seen", "valid_unseen"]
+
+
+def test_data_is_listed_without_any_environments_packages(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['bm25s', 'Stemmer', 'textworld', 'thefuzz']));"
+        "sys.argv[1:] = ['data', 'list']; from asyncrl.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"ASYNCRL_DATA": str(tmp_path)}, capture_output=True, text=True,
+        timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0 and "searchqa" in done.stdout, done.stderr

@@ -304,7 +304,7 @@ def test_the_known_answer_of_every_small_question_is_right(real: Path) -> None:
 
 
 def test_retrieval_finds_what_is_known_of_it(real: Path) -> None:
-    """A guard of BM25's settings: docs/environments.md has the whole table."""
+    """A guard of BM25's settings: docs/searchqa.md has the whole table."""
     index = open_index(Path(find_retriever(real, "")))
     questions = load(find_file(real, "small/nq"), 1000)[:300]
     hits = index.search([one.text for one in questions], 3)

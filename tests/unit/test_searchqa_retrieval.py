@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -94,6 +95,19 @@ def test_a_batch_is_searched_as_each_query_alone(words: list[str]) -> None:
     assert INDEX.search(queries, 3) == [INDEX.search([query], 3)[0] for query in queries]
 
 
+@given(st.lists(st.sampled_from(["a lake", "a lake", "an isle", "lake isle"]), min_size=1, max_size=30))
+def test_the_best_hits_do_not_depend_on_how_many_are_asked_for(texts: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = Path(folder, "corpus.jsonl")
+        corpus.write_text("".join(json.dumps({"id": i, "contents": text}) + "\n" for i, text in enumerate(texts)))
+        index = Bm25.build(Corpus(corpus))
+        (all_of_them,) = index.search(["lake"], len(texts))
+        for k in range(1, len(texts) + 1):
+            assert index.search(["lake"], k) == [all_of_them[:k]]
+    scores = [(-hit.score, int(hit.passage.id)) for hit in all_of_them]
+    assert scores == sorted(scores)
+
+
 def test_threads_search_at_once() -> None:
     queries = [f"isle lake {one.contents.split()[2]}" for one in INDEX.corpus] * 5
     alone = [ids(INDEX.search([query], 3)[0]) for query in queries]
@@ -183,11 +197,11 @@ def test_dense_without_its_package_is_answered(tmp_path: Path, monkeypatch: pyte
 def test_a_missing_package_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 
-    import envs.searchqa
+    import envs.searchqa.index
 
     monkeypatch.setitem(sys.modules, "bm25s", None)
     with pytest.raises(ImportError, match=r"pip install 'asyncrl\[searchqa\]'"):
-        importlib.reload(envs.searchqa)
+        importlib.reload(envs.searchqa.index)
 
 
 # --- client
