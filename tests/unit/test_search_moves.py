@@ -53,6 +53,7 @@ def build(method: Method = "react", past=PAST, now=NOW, **options) -> str:
         ("<think>a</think><search>x</search><search>y</search>", "<search>x</search>", False, False),
         ("<think>a</think><answer>x</answer><answer>y</answer>", "<answer>x</answer>", False, False),
         ("<think>a</think><search><answer>x</answer></search>", "<search><answer>x</answer></search>", False, False),
+        ("<think>a</think><search>\u6e56</search>", "<search>\u6e56</search>", True, False),
         ("<think>a</think><search></search>", "", False, False),
         ("<think>a</think><search> \n</search>", "", False, False),
         ("<think>a</think><search>a</answer>", "", False, False),
@@ -71,6 +72,7 @@ def test_an_explore_block_branches() -> None:
     parsed = parse("<explore>a</explore><search>x</search>", "spark", "search")
     assert (parsed.explores, parsed.tag, parsed.valid) == (True, "explore", True)
     assert not parse("<explore>a</explore><search>x</search>", "react", "search").explores
+    assert parse("<search><explore>a</explore></search>", "spark", "search").explores
 
 
 @given(st.text(alphabet="<>/ searchanwi\u0130\n", max_size=60) | st.text())
