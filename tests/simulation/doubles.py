@@ -8,7 +8,6 @@ memory of what it trained is part of its state, so a checkpoint takes it along a
 import asyncio
 import json
 import random
-import shutil
 import zlib
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -348,14 +347,11 @@ class Rank:
         if self._rank:
             return
         rows, target = list(journal.rows), Path(path)
-        partial = target.with_name(f".{target.name}.partial")
-        partial.mkdir(parents=True)
+        target.mkdir(parents=True)  # its caller's to put in place, and new
         await self._work(0.1)
         journal.snapshots.append((self._updates, self._weights, rows))
-        (partial / "learner.json").write_text(json.dumps(len(journal.snapshots) - 1))
+        (target / "learner.json").write_text(json.dumps(len(journal.snapshots) - 1))
         await self._work(0.1)
-        shutil.rmtree(target, ignore_errors=True)
-        partial.rename(target)
 
     async def load_state(self, path: str) -> int:
         number = json.loads((Path(path) / "learner.json").read_text())
