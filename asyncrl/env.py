@@ -28,6 +28,7 @@ class Env(ABC):
     """Turns after which the environment itself ends an episode (``truncated``)."""
     can_snapshot: ClassVar[bool] = False
     moves: ClassVar[Moves] = "action"
+    """How the agent writes what it does."""
     image_shape: tuple[int, int, int] | None = None
     """(height, width, 3) of the image in every observation, or None where there is none."""
 
@@ -42,6 +43,9 @@ class Env(ABC):
     @classmethod  # noqa: B027 - most environments need nothing
     def preflight(cls) -> None:
         """Raises ValueError: this machine lacks something that the environment needs, e.g. Java, data or a server."""
+
+    def check_splits(self, *splits: str) -> None:  # noqa: B027 - most have no data apart
+        """Raises ValueError: the data of one is not there. Reads none."""
 
     @abstractmethod
     def reset(self, task: Task) -> Observation:

@@ -43,8 +43,8 @@ class Paths:
     """(L,) index of each leaf's last turn."""
     returns: Floats
     """(L,) terminal reward R of each leaf."""
-    valid: NDArray[np.bool_]
-    """(n,) whether the turn was in order."""
+    in_order: NDArray[np.bool_]
+    """(n,) whether the turn is spared the penalty (``algo.penalty_on``)."""
     trained: NDArray[np.bool_]
     """(L,) whether the leaf's path is in the loss; its return is in the statistics in any case."""
     anchors: Sequence[str]
@@ -52,10 +52,10 @@ class Paths:
 
     def __post_init__(self) -> None:
         n, leaves = len(self.parent), len(self.end)
-        shapes = self.valid.shape, (len(self.anchors),), self.returns.shape, self.trained.shape
+        shapes = self.in_order.shape, (len(self.anchors),), self.returns.shape, self.trained.shape
         if shapes != ((n,), (n,), (leaves,), (leaves,)):
             raise ValueError(
-                f"paths: valid and anchors must be ({n},) as parent is, returns and trained ({leaves},) as end is, "
+                f"paths: in_order and anchors must be ({n},) as parent is, returns and trained ({leaves},) as end is, "
                 f"got {shapes}"
             )
         if np.any(self.parent >= np.arange(n)) or np.any(self.parent < -1):
@@ -113,7 +113,7 @@ class Scored(NamedTuple):
             n = len(paths.parent)
             value, trained = sum_by(turn, value, n) / np.bincount(turn), np.bincount(turn[trained], minlength=n) > 0
             turn = np.arange(n)
-        penalty = algo.invalid_penalty * (~paths.valid[turn]).astype(np.float64)
+        penalty = algo.invalid_penalty * (~paths.in_order[turn]).astype(np.float64)
         return cls(turn, value, trained, penalty)
 
     def credit(self, advantage: Floats, n: int) -> Credit:

@@ -59,13 +59,14 @@ def group_paths(group: Group, cfg: AlgoConfig) -> Paths:
         parent=np.array([-1 if n.parent is None else index[n.parent] for n in group.nodes], dtype=np.int64),
         end=np.array([index[leaf.node] for leaf in group.leaves], dtype=np.int64),
         returns=cfg.success_reward * success + cfg.length_reward * length_reward(lengths, success),
-        valid=np.array([_in_order(node.turn, cfg) for node in group.nodes], dtype=np.bool_),
+        in_order=np.array([_in_order(node.turn, cfg) for node in group.nodes], dtype=np.bool_),
         trained=~(void & cfg.void_filter),
         anchors=[node.turn.observation.anchor or node.turn.observation.text for node in group.nodes],
     )
 
 
 def _in_order(turn: Turn, cfg: AlgoConfig) -> bool:
+    """``valid`` compares actions in lower case, as T2PO's release does in ALFWorld."""
     listed = turn.observation.actions if cfg.penalty_on == "valid" else None
     admissible = listed is None or turn.parsed.action.lower() in map(str.lower, listed)
     return turn.parsed.valid and admissible

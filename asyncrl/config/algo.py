@@ -27,9 +27,9 @@ class AlgoConfig(Strict):
     invalid_penalty: float = Field(0.1, ge=0)
     """Subtracted from the score of a turn that is not in order."""
     penalty_on: Literal["valid", "format"] = "valid"
-    """What is not in order: a broken format or, with ``valid``, also an action that is not among those the observation
-    lists, where it lists any (T2PO's release in ALFWorld). ``format`` is the papers' reading, and the right one where
-    patterns are listed, as WebShop's ``search[...]``."""
+    """What is not in order: a broken format or, with ``valid``, also an action that is not in the observation's list,
+    where it has one (T2PO's release in ALFWorld). ``format`` is the papers' reading, and the right one where patterns
+    are listed, as WebShop's ``search[...]``."""
     length_reward: float = Field(0.0, ge=0)
     """Weight of a reward for being shorter than the group's other leaves (Kimi k1.5), one of T2PO's comparisons."""
     void_filter: bool = False

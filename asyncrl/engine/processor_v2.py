@@ -62,7 +62,7 @@ class TurnProcessor(Turns, LogitsProcessor):
         self._pool = torch.cuda.graph_pool_handle()
         self._steps: dict[tuple[int, int], Recorded] = {}
         """By number of rows and, whose memory a graph names, of the core's slots. When those grow, the next step of
-        each size is recorded again, which its turns wait for; ``engine_arguments`` allows for twice the batch."""
+        each size is recorded again, which its turns wait for; to begin with they are twice the batch."""
         self._sizes = sorted({most, *(2**i for i in range(5) if 2**i < most), *range(STRIDE, most, STRIDE)})
         for size in reversed(self._sizes):  # now, so that no turn waits for it
             self._recorded(size)

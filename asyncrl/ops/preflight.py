@@ -44,10 +44,14 @@ def _environment(config: RunConfig) -> Iterator[str]:
     for field, given in options.items():
         try:
             made = env_class(**given)  # which starts nothing
-            getattr(made, "check_splits", lambda *_: None)(env.train_split, env.test_split)  # is their data there?
-            made.close()
         except Exception as error:
             yield f"{field}: {env.name} does not take them: {error}"
+            continue
+        try:
+            made.check_splits(env.train_split, env.test_split)
+        except ValueError as error:
+            yield f"env.train_split, env.test_split: {error}"
+        made.close()
     for field in ("train_split", "test_split"):
         split = getattr(env, field)
         try:

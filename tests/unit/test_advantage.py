@@ -187,7 +187,7 @@ def test_a_single_row_keeps_its_score(statistics):
         (([-1, 0], [2], [0.0]), "must end at a turn 0..1"),
         (([-1, 0, 0], [1], [0.0]), r"turns \[2\] lie under no leaf"),
         (([-1], [0], [0.0, 1.0]), r"returns and trained \(1,\)"),
-        (([-1], [0], [0.0], [True, True]), r"valid and anchors must be \(1,\)"),
+        (([-1], [0], [0.0], [True, True]), r"in_order and anchors must be \(1,\)"),
     ],
 )
 def test_impossible_paths_are_refused(arguments, message):

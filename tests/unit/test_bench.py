@@ -11,7 +11,7 @@ import pytest
 
 from asyncrl import cli
 from asyncrl.bench import asynchrony, compare, control, runs
-from asyncrl.config.load import load
+from asyncrl.config.load import ConfigError, load
 
 RATES = {"sync": 20.0, "one_step": 30.0, "async": 45.0}
 
@@ -36,7 +36,8 @@ class Runs:
         rate = RATES[mode] * (2 if given.get("env.latency.median_s") == "0" else 1)
         final = next(self.successes, 0.75)
         summary = {
-            "groups": 36, "turn_samples": 900, "tokens_generated": 12_000, "tokens_per_success": 480.0,
+            "groups": 36, "turn_samples": 900, "tokens_generated": 12_000,
+            "tokens_per_success": 1000 * final if final > 0.1 else None,
             "lag_mean": 0.5, "lag_max": 2,
             "success_coldstart": 0.25, "success_final": final, "seconds": {"train": 900 / rate, "total": 100},
             "profile": {
@@ -139,12 +140,12 @@ def test_compare_tabulates_gain_and_success_at_equal_tokens(tmp_path: Path, doub
     assert table == (out / "table.md").read_text() and (out / "curves.png").exists()
     assert cells(table) == [
         ["run", "seed", "cold start", "final", "gain", "at 4k tokens", "tokens", "per success", "seconds"],
-        ["a", "3", "25.0%", "50.0%", "+25.0", "41.7%", "12k", "480", "100"],  # two thirds of the way from 25 % to 50 %
-        ["a", "4", "25.0%", "60.0%", "+35.0", "48.3%", "12k", "480", "100"],
-        ["**a**", "mean", "25.0%", "55.0%", "+30.0", "45.0%", "", "480", ""],
-        ["b", "3", "25.0%", "10.0%", "-15.0", "10.0%", "12k", "480", "100"],
-        ["b", "4", "25.0%", "20.0%", "-5.0", "20.0%", "12k", "480", "100"],
-        ["**b**", "mean", "25.0%", "15.0%", "-10.0", "15.0%", "", "480", ""],
+        ["a", "3", "25.0%", "50.0%", "+25.0", "41.7%", "12k", "500", "100"],  # two thirds of the way from 25 % to 50 %
+        ["a", "4", "25.0%", "60.0%", "+35.0", "48.3%", "12k", "600", "100"],
+        ["**a**", "mean", "25.0%", "55.0%", "+30.0", "45.0%", "", "550", ""],
+        ["b", "3", "25.0%", "10.0%", "-15.0", "10.0%", "12k", "", "100"],
+        ["b", "4", "25.0%", "20.0%", "-5.0", "20.0%", "12k", "200", "100"],
+        ["**b**", "mean", "25.0%", "15.0%", "-10.0", "15.0%", "", "", ""],
     ]
     seeds = [(run.runtime.seed, run.tree.leaves) for run in _loaded(double)]
     assert seeds == [(3, 6), (4, 6)] * 2
@@ -157,6 +158,12 @@ def test_a_sweep_runs_every_combination_of_values(tmp_path: Path, double: Runs) 
     assert [(run.tree.roots, run.tree.leaves) for run in _loaded(double)] == sizes
     labels = [row[0] for row in cells(table)[1::2]]
     assert labels == [f"c tree.roots={roots} tree.leaves={leaves}" for roots, leaves in sizes]
+
+
+@pytest.mark.parametrize("vary", [["tree.leaves=6,6"], ["tree.leaves"], ["tree.leaves="]])
+def test_a_sweep_that_cannot_be_told_apart_or_has_no_values_is_refused(tmp_path: Path, vary: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"name c-tree.leaves-6;|--vary tree.leaves=?: give a key and its values"):
+        compare.variants([config(tmp_path)], vary)
 
 
 def test_a_sweep_over_a_value_that_no_run_takes_is_refused_at_once(

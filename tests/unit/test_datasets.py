@@ -6,11 +6,10 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 from asyncrl import cli
 from envs import datasets
 from envs.datasets import SUMS, Dataset, Part, check, fetch, find, missing
+from tests.http_server import serving
 
 WORDS = "".join(f"line {i}\n" for i in range(300_000)).encode()
 
@@ -166,13 +166,8 @@ def server(content: bytes, *, stops_at: int | None = None, ranges: bool = True) 
 
         def log_message(self, *_: Any) -> None: ...
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{http.server_port}/words.zip", asked
-    finally:
-        http.shutdown()
-        http.server_close()
+    with serving(Handler) as address:
+        yield f"{address}/words.zip", asked
 
 
 @pytest.mark.parametrize("ranges", [True, False])

@@ -134,7 +134,7 @@ def test_what_the_penalty_is_on(penalty_on, valid, action, listed, in_order):
         forest.extend(leaf, replace(turn, observation=replace(turn.observation, actions=listed)))
         forest.finish(leaf, success=leaf == 0)
     cfg = AlgoConfig(penalty_on=penalty_on, normalise="mean", success_reward=1)
-    assert group_paths(forest.group(), cfg).valid.tolist() == [in_order] * 2
+    assert group_paths(forest.group(), cfg).in_order.tolist() == [in_order] * 2
 
 
 def test_the_length_reward_by_hand():

@@ -278,24 +278,33 @@ def test_where_is_searched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture(scope="module")
 def real() -> Path:
-    folder = data_folder("searchqa")
+    """The data folder; whatever lies in it must be right, so it is missing only where there is none."""
+    if not (folder := data_folder("searchqa")).is_dir():
+        pytest.skip(f"Search QA's data is not there: {folder} is missing; asyncrl data fetch searchqa")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small(real: Path) -> Path:
     try:
-        find_file(folder, "small/nq")
-        find_retriever(folder, "")
+        find_file(real, "small/nq")
     except ValueError as missing:
         pytest.skip(str(missing))
-    return folder
+    return real
 
 
 def test_every_part_that_is_there_is_whole(real: Path) -> None:
     there = [name for name, part in PARTS.items() if any((real / file).is_file() for file in part.files)]
-    assert {name: len(load(find_file(real, name), PARTS[name].rows)) for name in there} == {
-        name: PARTS[name].rows for name in there
-    }
+    assert there, f"{real} holds no question file"
+    for name in there:
+        path = find_file(real, name)
+        lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
+        assert len(lines) == PARTS[name].rows, path
+        assert len(load(path, len(lines))) == len(lines)
 
 
-def test_the_known_answer_of_every_small_question_is_right(real: Path) -> None:
-    env = SearchQA(data=str(real), retriever=str(SAMPLE / "corpus.jsonl"))
+def test_the_known_answer_of_every_small_question_is_right(small: Path) -> None:
+    env = SearchQA(data=str(small), retriever=str(SAMPLE / "corpus.jsonl"))
     for task_id in random.Random(0).sample(SearchQA.tasks("small_test"), 200):
         task = Task("searchqa", task_id)
         moves = env.expert(task)
@@ -303,10 +312,14 @@ def test_the_known_answer_of_every_small_question_is_right(real: Path) -> None:
         assert play(env, *moves).reward == 1.0, task_id
 
 
-def test_retrieval_finds_what_is_known_of_it(real: Path) -> None:
+def test_retrieval_finds_what_is_known_of_it(small: Path) -> None:
     """A guard of BM25's settings: docs/searchqa.md has the whole table."""
-    index = open_index(Path(find_retriever(real, "")))
-    questions = load(find_file(real, "small/nq"), 1000)[:300]
+    try:
+        where = find_retriever(small, "")
+    except ValueError as missing:
+        pytest.skip(str(missing))
+    index = open_index(Path(where))
+    questions = load(find_file(small, "small/nq"), 1000)[:300]
     hits = index.search([one.text for one in questions], 3)
     found = sum(
         any(holds_answer(hit.passage.contents, q.golden) for hit in h) for q, h in zip(questions, hits, strict=True)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from envs.searchqa.client import HttpRetriever, RetrieverDown, Service, shared
 from envs.searchqa.env import SAMPLE, SearchQA
 from envs.searchqa.index import Bm25, Dense, build, open_index
 from envs.searchqa.passages import Corpus, Passage, passage
+from tests.http_server import serving
 
 CORPUS = SAMPLE / "corpus.jsonl"
 INDEX = open_index(CORPUS)
@@ -236,14 +237,11 @@ def server(*answers: tuple[int, Any]) -> Iterator[tuple[str, list[dict[str, Any]
         return {"result": [[{"document": h.passage._asdict(), "score": h.score} for h in hits] for hits in found]}
 
     stop = threading.Event()
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{http.server_port}", asked
-    finally:
-        stop.set()
-        http.shutdown()
-        http.server_close()
+    with serving(Handler) as address:
+        try:
+            yield address, asked
+        finally:
+            stop.set()
 
 
 def test_a_service_is_asked_as_search_r1s_is() -> None:
