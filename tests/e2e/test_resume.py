@@ -115,11 +115,11 @@ class Run:
         """Start or go on, end the driver at ``moment``, and see that nothing of it is left."""
         process = self.begin()
         end = time.monotonic() + 400
-        while not moment(self.path):
+        # A kill may come just after the save it was meant for: the next start finds its moment there before its actors.
+        while not (moment(self.path) and len(survivors(self._mark)) > 5):
             assert process.poll() is None, self.tail()
-            assert time.monotonic() < end, self.tail()
+            assert time.monotonic() < end, f"not reached, or the mark does not reach the actors:\n{self.tail()}"
             time.sleep(0.05)
-        assert len(survivors(self._mark)) > 5, "the mark does not reach the actors: this test would see nothing"
         if how == "exception":
             self._fault.touch()
         else:
