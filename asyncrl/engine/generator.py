@@ -66,7 +66,7 @@ class Generator:
         self._reports = Reports()
         self._llm: AsyncLLM | None = None
         self._sockets = TemporaryDirectory(prefix="asyncrl-", dir=os.environ.get("VLLM_RPC_BASE_PATH"))
-        """Between front end and engine process; vLLM removes none of them."""
+        """Between front end and engine process, and their rendezvous; vLLM removes none of them."""
         self._numbers = itertools.count()
         self._requests: set[asyncio.Task[Any]] = set()
         self._gate = Gate(self.name)
@@ -134,6 +134,8 @@ class Generator:
             # CUDA IPC handles travel to the engine process as Python objects.
             return common | {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
         return common | {
+            "TMPDIR": self._sockets.name,
+            "TORCHDYNAMO_DISABLE": "1",
             # "0" lets the model run in the engine's process instead of one more; the front end stays apart either way.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "OMP_NUM_THREADS": str(max(1, int(self.config.cpus))),
@@ -302,7 +304,7 @@ class Generator:
         """End the engine and its child processes; idempotent."""
         llm, self._llm = self._llm, None
         if llm is not None:
-            await asyncio.to_thread(llm.shutdown, 5.0)
+            await asyncio.to_thread(llm.shutdown, 0.0)
         self._sockets.cleanup()
 
     def _engine(self) -> AsyncLLM:

@@ -45,10 +45,16 @@ def load_tokenizer(path: str | Path) -> Any:
         ModelNotFound: see :func:`check_model_folder`.
         ValueError: the tokenizer has no chat template or no end token.
     """
-    from transformers import AutoTokenizer
-
     folder = check_model_folder(path)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    if (folder / "tokenizer.json").is_file():
+        # Says all that a class of the model's own would; finding that class imports PyTorch and every model's names.
+        from transformers import PreTrainedTokenizerFast
+
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    else:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     if not tokenizer.chat_template:
         raise ValueError(f"model.path {str(path)!r}: its tokenizer has no chat template, so it cannot be prompted")
     if tokenizer.eos_token_id is None:
