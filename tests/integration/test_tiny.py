@@ -1,10 +1,12 @@
 """Tiny models and the loading of model folders."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaTokenizer, Qwen2Tokenizer
 
 from asyncrl.coldstart.texts import environment_texts
 from asyncrl.config.load import ConfigError, load
@@ -80,6 +82,30 @@ def test_loading_says_what_is_missing(folder, tmp_path):
         load_tokenizer(tmp_path / "nowhere")
     with pytest.raises(ModelNotFound, match=r"no config\.json, no weights, no tokenizer"):
         load_causal_lm(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [Qwen2Tokenizer, LlamaTokenizer])
+def test_a_tokenizer_with_a_class_of_its_own_is_read_alike(folder, tmp_path, kind):
+    words = json.loads((folder / "tokenizer.json").read_text())["model"]
+    vocab = words["vocab"] | {
+        word: len(words["vocab"]) + i for i, word in enumerate(("<unk>", "<s>", "</s>", "\u2581"))
+    }
+    path = shutil.copytree(folder, tmp_path / "model")
+    (path / "tokenizer.json").unlink()
+    made = kind(vocab=vocab, merges=[tuple(pair) for pair in words["merges"]])
+    made.chat_template = load_tokenizer(folder).chat_template
+    made.add_tokens(["<think>"])
+    made.save_pretrained(path)
+    ours, theirs = load_tokenizer(path), AutoTokenizer.from_pretrained(path)
+    assert type(theirs) is kind
+    assert ours.eos_token_id == theirs.eos_token_id
+    for text in ("go to the  kitchen", "<think>now</think>\n\n<action>open 3", " na\u00efve don't 1234", ""):
+        for special in (False, True):
+            ids = theirs.encode(text, add_special_tokens=special)
+            assert ours.encode(text, add_special_tokens=special) == ids
+            assert ours.decode(ids) == theirs.decode(ids)
+        turn = [{"role": "user", "content": text}]
+        assert ours.apply_chat_template(turn, tokenize=False) == theirs.apply_chat_template(turn, tokenize=False)
 
 
 def test_a_tokenizer_without_chat_template_is_refused(folder, tmp_path):
