@@ -78,8 +78,8 @@ def after_checkpoint(version: int) -> Moment:
 
 
 ENDS: list[tuple[Moment, How]] = [
+    (in_cold_start, "SIGTERM"),
     (between_update_and_checkpoint(1), "SIGINT"),
-    (between_update_and_checkpoint(2), "SIGTERM"),
     (while_saving, "SIGKILL"),
     (after_checkpoint(EVERY), "exception"),
 ]
@@ -93,6 +93,7 @@ KILLS: list[tuple[Moment, How]] = [
     (after_checkpoint(2 * EVERY), "SIGKILL"),
     (between_update_and_checkpoint(1), "SIGKILL"),
     (between_update_and_checkpoint(2), "SIGKILL"),
+    (between_update_and_checkpoint(1), "SIGTERM"),
     (after_checkpoint(5 * EVERY), "SIGKILL"),  # the last
 ]
 
