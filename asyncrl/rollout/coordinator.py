@@ -60,7 +60,7 @@ class Coordinator:
         config = self._config
         group = await self._grow(self._expansion(task, key, config.tree, config.sampling.temperature, training=True))
         samples = turn_samples(group, config.algo)
-        return summarise(group, self._probe_tokens), samples, record_of(group, config.tree, samples)
+        return summarise(group, self._probe_tokens, samples), samples, record_of(group, config.tree, samples)
 
     async def evaluate(self, task: Task, key: int) -> GroupSummary:
         """One episode of one task, as a chain, at the evaluation temperature.

@@ -1,12 +1,12 @@
 """The numbers of a completed group, and their sums. Invariant: they are a function of the groups alone, and small."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Self
 
 from asyncrl.algo.staleness import spread
-from asyncrl.types import Group, Probe, token_digest
+from asyncrl.types import Group, Probe, TurnSample, token_digest
 
 
 @dataclass
@@ -37,6 +37,8 @@ class GroupSummary(Sums):
     counters: dict[str, int]
     probe: Probe
     """One of its turns."""
+    trained_tokens: int
+    """What its samples weigh in the loss; an optimizer step on groups without any is left out."""
     digest: str
     """:func:`token_digest` of all response ids, in the order of the rows."""
     thinking: dict[str, list[float]]
@@ -88,8 +90,9 @@ class Tally(Sums):
         return self.leaf_turns / max(1, self.leaves)
 
 
-def summarise(group: Group, probe_tokens: int) -> GroupSummary:
-    """``probe_tokens`` is the most that a probe may hold: an engine scores what leaves it room for one token more."""
+def summarise(group: Group, probe_tokens: int, samples: Sequence[TurnSample] = ()) -> GroupSummary:
+    """Of a group and what is trained of it. ``probe_tokens`` is the most that a probe may hold: an engine scores what
+    leaves it room for one token more."""
     turns = [node.turn for node in group.nodes]
     spans = [(turn.generation.spans[0].version, turn.generation.spans[-1].version) for turn in turns]
     children: defaultdict[int | None, list[tuple[int, int]]] = defaultdict(list)
@@ -113,6 +116,7 @@ def summarise(group: Group, probe_tokens: int) -> GroupSummary:
         sibling_spreads=dict(Counter(spread(some) for some in siblings)),
         counters=dict(group.counters) | {f"cut_{rule}": count for rule, count in cuts.items()},
         probe=Probe((prompt + response)[:probe_tokens], len(prompt)),
+        trained_tokens=sum(sample.copies * sum(sample.loss_mask) for sample in samples),
         digest=token_digest([id for turn in turns for id in turn.generation.token_ids]),
         thinking=_thinking(group),
     )

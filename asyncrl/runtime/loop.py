@@ -194,7 +194,8 @@ class Loop:
         state, groups = self.state, [ready.group for ready in self.state.training]
         learned = await self._learner.update([group.samples for group in groups])
         trained = [(ready.group.summary, ready.done) for ready in state.training]
-        metrics, histograms = lag_figures(trained, state.version, state.update, state.updates_at, learned["updates"])
+        steps = self.config.learner.updates_per_batch
+        metrics, histograms = lag_figures(trained, state.version, state.update, state.updates_at, steps)
         await self.record(state.version, state.update + int(learned["updates"]), [group.record for group in groups])
         thinking, more = thinking_figures([group.summary for group in groups])
         metrics |= batch_metrics(group.summary for group in groups) | thinking

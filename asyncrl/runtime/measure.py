@@ -19,7 +19,7 @@ from asyncrl.runtime.state import RunState, Trained
 
 
 def lag_figures(
-    groups: Sequence[Trained], version: int, update: int, updates_at: Mapping[int, int], updates: float
+    groups: Sequence[Trained], version: int, update: int, updates_at: Mapping[int, int], updates_per_batch: int
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
     """Lags of a batch's turns by cause, in versions and updates; spreads in versions of groups and of sibling sets.
 
@@ -27,16 +27,19 @@ def lag_figures(
         groups: in the order in which the learner took them.
         version, update: the learner's counters before the batch's first optimizer step.
         updates_at: updates made when each version was published.
-        updates: optimizer steps the batch was trained in; a group of the k-th lags k - 1 updates more.
+        updates_per_batch: as configured; a group lags by the steps before its own that had something to train, too.
 
     Returns means and maxima, with the formula's prediction beside the measured mean; and the values as histograms.
     """
     versions: list[Lag] = []
     steps: list[Lag] = []
-    for step, members in enumerate(split_groups(len(groups), int(updates))):
-        for summary, done in groups[members.start : members.stop]:
+    made = 0
+    for members in split_groups(len(groups), updates_per_batch):
+        part = groups[members.start : members.stop]
+        for summary, done in part:
             versions += split_lags(summary.spans, done, version).elements()
-            steps += split_lags(summary.spans, done, update + step, updates_at).elements()
+            steps += split_lags(summary.spans, done, update + made, updates_at).elements()
+        made += any(summary.trained_tokens for summary, _ in part)
     tally = Tally.of(summary for summary, _ in groups)
     sets = [Counter(summary.sibling_spreads).elements() for summary, _ in groups]
     histograms: dict[str, list[float]] = {
@@ -49,7 +52,7 @@ def lag_figures(
         histograms[f"lag/{cause}"] = [lag[at] for lag in versions]
         histograms[f"lag/updates_{cause}"] = [lag[at] for lag in steps]
     expected = expected_lag(
-        tally.leaves, tally.leaf_turns_mean, tally.turns / max(1.0, updates), tally.leaves / tally.groups
+        tally.leaves, tally.leaf_turns_mean, tally.turns / max(1, made), tally.leaves / tally.groups
     )
     metrics = {
         "lag/updates_expected": expected,

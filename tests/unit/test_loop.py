@@ -99,7 +99,7 @@ def summary(first: int, last: int, leaves: int, counters: dict[str, int]) -> Gro
         leaves=leaves, successes=1, turns=3, valid_turns=3, exploring_turns=1, branched_turns=1,
         leaf_turns=4, tokens=30, prompt_tokens=90,
         spans={(first, last): 3}, sibling_spreads={}, counters=counters, seconds=0.1,
-        probe=((1, 2), 1), digest="", thinking={},
+        probe=((1, 2), 1), trained_tokens=1, digest="", thinking={},
     )  # fmt: skip
 
 

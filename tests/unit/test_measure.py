@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncrl.algo.samples import turn_samples
+from asyncrl.config.algo import AlgoConfig
 from asyncrl.evaluate.episodes import report
+from asyncrl.learner.batch import weight
 from asyncrl.rollout.coordinator import EpisodeLost
 from asyncrl.rollout.summary import GroupSummary, Tally, summarise
 from asyncrl.runtime.ledger import GIVEN_UP, TRAINED, Entry, Ledger
@@ -37,6 +40,9 @@ class Batch(NamedTuple):
     version: int
     updates_at: list[int]
     updates: int
+    """A batch, as configured."""
+    empty: set[int]
+    """Groups in which nothing is trained."""
 
 
 def some_batch(seed: int) -> Batch:
@@ -47,7 +53,8 @@ def some_batch(seed: int) -> Batch:
     updates_at = [0]
     while len(updates_at) <= version:
         updates_at.append(updates_at[-1] + rng.randint(1, 4))
-    return Batch(groups, done, version, updates_at, rng.randint(1, 3))
+    empty = set(rng.sample(range(len(groups)), rng.randint(0, len(groups))))
+    return Batch(groups, done, version, updates_at, rng.randint(1, 3), empty)
 
 
 def newest(group: Group) -> int:
@@ -55,7 +62,10 @@ def newest(group: Group) -> int:
 
 
 def trained(batch: Batch) -> list[Trained]:
-    return [(summarise(group, 100), done) for group, done in zip(batch.groups, batch.done, strict=True)]
+    return [
+        (replace(summarise(group, 100), trained_tokens=int(i not in batch.empty)), done)
+        for i, (group, done) in enumerate(zip(batch.groups, batch.done, strict=True))
+    ]
 
 
 def figures(batch: Batch) -> tuple[dict[str, float], dict[str, list[float]]]:
@@ -63,10 +73,11 @@ def figures(batch: Batch) -> tuple[dict[str, float], dict[str, list[float]]]:
     return lag_figures(trained(batch), batch.version, batch.updates_at[batch.version], updates_at, batch.updates)
 
 
-def steps_before(groups: int, updates: int) -> list[int]:
+def steps_before(groups: int, updates: int, empty: set[int]) -> list[int]:
     """Optimizer steps of its own batch that precede each group's, by dealing out the groups one by one."""
     updates = min(updates, groups)
-    return [max(step for step in range(updates) if groups * step // updates <= i) for i in range(groups)]
+    part = [max(step for step in range(updates) if groups * step // updates <= i) for i in range(groups)]
+    return [len({part[other] for other in range(i) if other not in empty} - {part[i]}) for i in range(groups)]
 
 
 @settings(max_examples=60)
@@ -75,7 +86,8 @@ def test_lag_figures_are_those_of_the_single_turns(seed: int) -> None:
     batch = some_batch(seed)
     rows: dict[str, list[float]] = {}
     path_turns = []
-    for group, done, step in zip(batch.groups, batch.done, steps_before(len(batch.groups), batch.updates), strict=True):
+    before = steps_before(len(batch.groups), batch.updates, batch.empty)
+    for group, done, step in zip(batch.groups, batch.done, before, strict=True):
         complete = max(done, newest(group))
         at = batch.updates_at
         for node in group.nodes:
@@ -114,15 +126,16 @@ def test_lag_figures_are_those_of_the_single_turns(seed: int) -> None:
         metrics["lag/generation_mean"] + metrics["lag/siblings_mean"] + metrics["lag/queue_mean"]
     )
     turns, leaves = len(rows["lag/versions"]), len(path_turns)
-    expected = leaves * statistics.mean(path_turns) / (turns / batch.updates * leaves / len(batch.groups))
+    made = max(1, len({step for i, step in enumerate(before) if i not in batch.empty}))
+    expected = leaves * statistics.mean(path_turns) / (turns / made * leaves / len(batch.groups))
     assert metrics["lag/updates_expected"] == pytest.approx(expected)
     assert metrics["lag/stale_share_expected"] == pytest.approx(expected / (1 + expected))
     assert metrics["lag/stale_share"] == pytest.approx(sum(lag > 0 for lag in rows["lag/updates"]) / turns)
 
 
 def test_a_batch_without_an_update_still_has_figures() -> None:
-    metrics, _ = figures(some_batch(3)._replace(updates=0))
-    assert metrics == figures(some_batch(3)._replace(updates=1))[0]
+    metrics, _ = figures(some_batch(3)._replace(updates=3, empty=set(range(5))))
+    assert metrics == figures(some_batch(3)._replace(updates=1, empty=set()))[0]
 
 
 def test_children_of_one_branch_are_compared_by_their_first_turns() -> None:
@@ -293,3 +306,12 @@ def test_dropping_long_groups_shows() -> None:
     assert shares["bias/long_ended"] == 0.5
     assert shares["bias/long_trained"] < 0.35
     assert shares["bias/hard_trained"] < 0.55 < shares["bias/hard_ended"]  # what was dropped counts as hard
+
+
+@settings(max_examples=20)
+@given(SEEDS)
+def test_trained_tokens_are_what_the_learner_divides_by(seed: int) -> None:
+    group = some_group(Random(seed))
+    samples = turn_samples(group, AlgoConfig())
+    assert summarise(group, 100, samples).trained_tokens == weight(samples) > 0
+    assert summarise(group, 100).trained_tokens == 0
