@@ -168,6 +168,7 @@ REGISTRY: dict[str, str] = {
     "scienceworld": "envs.scienceworld:ScienceWorld",
     "searchqa": "envs.searchqa.env:SearchQA",
     "sokoban": "envs.sokoban:Sokoban",
+    "textworld": "envs.textworld.env:TextWorld",
     "webshop": "envs.webshop.env:WebShop",
 }
 """Short name -> ``module:Class``."""

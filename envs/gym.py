@@ -22,6 +22,7 @@ IDS: dict[str, str] = {
     "asyncrl/Pantry-v0": "pantry",
     "asyncrl/ScienceWorld-v0": "scienceworld",
     "asyncrl/Sokoban-v0": "sokoban",
+    "asyncrl/TextWorld-v0": "textworld",
     "asyncrl/WebShop-v0": "webshop",
 }
 """Gymnasium id -> registered short name."""

@@ -1,0 +1,1 @@
+"""TextWorld (Côté et al. 2018): text adventures, generated. The environment is in ``env``."""
