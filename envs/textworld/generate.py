@@ -2,14 +2,15 @@
 
 Invariants:
 
-* A game is a pure function of its id. It is made in a process whose ``hash()`` is not salted (the generator iterates
-  over sets), every generator is seeded from the id, and the date that the compiler writes into a game is blanked: the
-  same bytes on every machine and day.
+* A game is a pure function of its id. It is made in a process of its own, whose ``hash()`` is not salted (the generator
+  iterates over sets) and whose ``glob`` sorts (it reads its grammars in the file system's order); every generator is
+  seeded from the id, and the date that the compiler writes into a game is blanked.
 * A game appears whole or not at all, and is made once however many processes want it: one holds its lock, which ends
   with that process however it ends, and clears what a killed one left.
 """
 
 import fcntl
+import glob
 import json
 import os
 import shutil
@@ -28,6 +29,7 @@ SERIAL = slice(18, 24)
 
 
 def main(folder: Path, ids: list[str]) -> None:
+    _sort_globs()
     for one in ids:
         files = GameFiles.of(folder, one)
         with (folder / f".{one}.lock").open("w") as lock:
@@ -57,6 +59,15 @@ def make(game_id: GameId, files: GameFiles, aside: Path) -> None:
         new_record.replace(files.record)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sort_globs() -> None:
+    as_found = glob.glob
+
+    def in_order(*args: Any, **options: Any) -> list[Any]:
+        return sorted(as_found(*args, **options))
+
+    glob.glob = in_order
 
 
 def _generate(game_id: GameId) -> tuple[Any, Any]:

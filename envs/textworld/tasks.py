@@ -50,7 +50,8 @@ def task_ids(split: str) -> list[str]:
     """
     kinds, _, part = split.rpartition("_")
     challenge, _, level = kinds.partition("-")
-    if part not in SEEDS or (kinds and challenge not in LEVELS) or (level and not _is_level(challenge, level)):
+    named = not kinds or (challenge in LEVELS and (not level or _is_level(challenge, level)))
+    if part not in SEEDS or split.startswith("_") or not named:
         known = ", ".join([*SEEDS, *(f"{one}_{part}" for one in LEVELS for part in SEEDS)])
         raise ValueError(
             f"textworld has no split {split!r}; known: {known}, and those of one level, as in cooking-2_train"
