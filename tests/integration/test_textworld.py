@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings(
         "ignore:Game '.*' is not fully supported"
-    ),  # nor need it be: jericho knows no such games
+    ),  # by jericho
     pytest.mark.skipif(not EXTRA, reason="the extra 'textworld' is not installed"),
 ]
 
