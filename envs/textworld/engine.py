@@ -28,8 +28,8 @@ from envs.textworld.files import StoredGame
 SEED = 1
 """Of the interpreter's generator, which would otherwise begin with the time of day; no game draws from it."""
 NOTHING_HAPPENS = "Nothing happens."
-STATES = 4096
-"""States of a game whose commands are remembered."""
+STATES, WORLDS = 512, 16
+"""States of a game whose commands are remembered, and games of a process; a state takes a few tens of kilobytes."""
 
 Facts = frozenset[Proposition]
 PlainFact = tuple[str, tuple[tuple[str, str], ...]]
@@ -80,7 +80,7 @@ class World:
         return bool(words) and words[0] in self._verbs and self._words.issuperset(words)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=WORLDS)
 def load_world(text: str) -> World:
     return World(text)
 

@@ -25,9 +25,7 @@ from tests.unit.textworld_sample import COIN, GAMES, MEAL, TEST_MEAL, TREASURE
 EXTRA = all(find_spec(name) for name in ("textworld", "jericho"))
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.filterwarnings(
-        "ignore:Game '.*' is not fully supported"
-    ),  # by jericho
+    pytest.mark.filterwarnings("ignore:Game '.*' is not fully supported"),  # by jericho
     pytest.mark.skipif(not EXTRA, reason="the extra 'textworld' is not installed"),
 ]
 

@@ -104,7 +104,7 @@ def test_it_is_registered() -> None:
 
 
 def test_the_recipe_holds() -> None:
-    config = load("configs/textworld_spark.yaml", [])
+    config = load(Path(__file__).parents[2] / "configs" / "textworld_spark.yaml")
     assert config.env.name == "textworld" and config.tree.criterion == "explore"
 
 
