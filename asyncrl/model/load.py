@@ -45,16 +45,13 @@ def load_tokenizer(path: str | Path) -> Any:
         ModelNotFound: see :func:`check_model_folder`.
         ValueError: the tokenizer has no chat template or no end token.
     """
+    import transformers
+
     folder = check_model_folder(path)
-    if (folder / "tokenizer.json").is_file():
-        # Says all that a class of the model's own would; finding that class imports PyTorch and every model's names.
-        from transformers import PreTrainedTokenizerFast
-
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    else:
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    # tokenizer.json says all that a class of the model's own would; finding that class imports PyTorch and every model.
+    whole = (folder / "tokenizer.json").is_file()
+    kind: Any = transformers.PreTrainedTokenizerFast if whole else transformers.AutoTokenizer
+    tokenizer = kind.from_pretrained(folder, local_files_only=True)
     if not tokenizer.chat_template:
         raise ValueError(f"model.path {str(path)!r}: its tokenizer has no chat template, so it cannot be prompted")
     if tokenizer.eos_token_id is None:
