@@ -62,7 +62,7 @@ def episodes(split: str, tasks: int, seed: int, env: SearchQA) -> None:
         resets += time.perf_counter() - began
         done = False
         while not done:
-            move = _random_move(rng, seen.goal, seen.text, last=rng.random() < 0.4)
+            move = random_move(rng, seen.goal, seen.text, last=rng.random() < 0.4)
             began = time.perf_counter()
             step = env.step(move)
             spent, steps = spent + time.perf_counter() - began, steps + 1
@@ -81,7 +81,8 @@ def episodes(split: str, tasks: int, seed: int, env: SearchQA) -> None:
     _say(f"memory {_memory_mb():.0f} MB")
 
 
-def _random_move(rng: random.Random, question: str, text: str, last: bool) -> str:
+def random_move(rng: random.Random, question: str, text: str, last: bool) -> str:
+    """Some of the question's words as a query; with ``last``, some words of what was seen as the answer."""
     seen = json.loads(text)["result"] if text.startswith("{") else ""
     if not last or not seen:
         return f"<search>{_some(rng, question.split(), 8)}</search>"
