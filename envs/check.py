@@ -301,11 +301,18 @@ def _reset_elsewhere(spec: EnvSpec, tasks: Sequence[Task], salt: str) -> list[Ob
 
 
 def _random_episode(env: Env, task: Task) -> Trace:
-    """Random admissible actions, now and then one that is not (its answer is part of the state too), types verified."""
-    rng, trace = random.Random(task.id), Trace(task, env.reset(task))
-    _require_observation(trace.first, "reset")
+    """Random admissible actions, now and then one that is not (its answer is part of the state too), types verified.
+
+    Where none are listed, the expert's are drawn from, or else an environment of free text would see empty ones alone.
+    """
+    rng, first, unlisted = random.Random(task.id), env.reset(task), MALFORMED[:2]
+    _require_observation(first, "reset")
+    if first.actions is None and env.list_actions() is None:
+        unlisted += tuple(env.expert(task) or ())
+        first = env.reset(task)
+    trace = Trace(task, first)
     for _ in range(env.max_turns):
-        admissible: Sequence[str] = trace.last.actions or env.list_actions() or MALFORMED[:2]
+        admissible: Sequence[str] = trace.last.actions or env.list_actions() or unlisted
         action = INADMISSIBLE if rng.random() < 0.1 else rng.choice(admissible)
         step = env.step(action)
         _require_step(step, f"action {action[:40]!r}")

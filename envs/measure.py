@@ -124,8 +124,10 @@ def random_move(env: Env, seen: Observation, rng: random.Random, answers: float 
         return search_or_answer(rng, seen.goal, seen.text, last=rng.random() < answers)
     listed = seen.actions if seen.actions is not None else env.list_actions()
     move = rng.choice(listed or ("",))
-    words = seen.goal.split()
-    return move.replace(QUERY, " ".join(rng.sample(words, min(3, len(words)))))
+    if QUERY in move:
+        words = seen.goal.split()
+        move = move.replace(QUERY, " ".join(rng.sample(words, min(3, len(words)))))
+    return move
 
 
 def resident_mb(pid: int) -> float:

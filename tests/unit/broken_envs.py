@@ -129,6 +129,17 @@ class Unlisted(Replayed):
         return ("left", "right", f"jump {self.extra}")
 
 
+class FreeText(Sound):
+    """Lists no action, and is unsound only where one is understood: the expert's words are needed to see it."""
+
+    def observe(self) -> Observation:
+        noise = random.random() if self.state["at"] else 0
+        return Observation(f"You are at {self.state['at']} {noise}.", f"{self.state['task']}: reach 3")
+
+    def list_actions(self) -> tuple[str, ...] | None:
+        return None
+
+
 class Endless(Sound):
     def step(self, action: str) -> Step:
         return super().step(action)._replace(terminated=False, truncated=False)

@@ -59,6 +59,7 @@ def test_pantry_passes_everything() -> None:
         ("Shared", {"snapshot"}, "after it and a copy went on"),
         ("Forgetful", {"snapshot"}, "differs at step"),
         ("Unlisted", {"replay"}, "admissible actions"),
+        ("FreeText", {"determinism", "snapshot"}, "in observation"),
         ("Endless", {"limits"}, "not over after max_turns = 8"),
         ("Strict", {"malformed"}, "raised KeyError"),
         ("IntReward", {"types", "malformed"}, "reward is int, not float"),
