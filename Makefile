@@ -39,8 +39,8 @@ simulate: setup ## 100,000 random schedules of the asynchronous loop, with death
 resume-test: setup ## Kill a run at ten moments, resume it each time, and check that nothing was lost or trained twice
 	@HF_HUB_OFFLINE=1 DS_ACCELERATOR=cpu .venv/bin/pytest -m slow tests/e2e/test_resume.py
 
-smoke: setup ## A short run on Search QA's sample: two minutes
-	@HF_HUB_OFFLINE=1 DS_ACCELERATOR=cpu .venv/bin/pytest -m slow tests/e2e/test_searchqa.py
+smoke: setup ## Short runs: Search QA's sample, every environment whose data is here by both methods; half an hour
+	@HF_HUB_OFFLINE=1 DS_ACCELERATOR=cpu .venv/bin/pytest -m slow tests/e2e/test_searchqa.py tests/e2e/test_environments.py
 
 clean: ## Remove the environment and caches; runs/ stays
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache *.egg-info build
