@@ -58,10 +58,13 @@ ENVIRONMENTS: dict[str, Section] = {
         "sft": {"trajectories": 6, "demonstrator": {"max_turns": 60}},
         "model": {"tiny": {"tasks": 4}},
     },
-    "alfworld": {"prompt": {"history": 0}, "sft": {"trajectories": 10}},
-    "webshop": {"prompt": {"history": 0}, "sft": {"trajectories": 8, "batch_rows": 4}},
-    "searchqa": {"env": {"train_split": "small_train", "test_split": "small_test", "max_turns": 4}},
-    "sokoban": {},
+    "alfworld": {"prompt": {"history": 0}, "sft": {"trajectories": 16}},
+    "webshop": {"prompt": {"history": 0}, "sft": {"trajectories": 10, "batch_rows": 4}},
+    "searchqa": {
+        "env": {"train_split": "small_train", "test_split": "small_test", "max_turns": 4},
+        "sft": {"trajectories": 50},
+    },
+    "sokoban": {"sft": {"trajectories": 30}},
     "ezpoints": {"sft": {"trajectories": 30}},
 }
 OWN: dict[tuple[str, str], Section] = {

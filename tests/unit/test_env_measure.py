@@ -11,6 +11,7 @@ import pytest
 
 from asyncrl.env import EnvSpec
 from envs.measure import Figures, measure, measure_apart, read_name, resident_mb, table
+from envs.prefixes import verify
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +80,10 @@ def test_the_command_prints_a_table_and_keeps_its_figures(tmp_path: Path) -> Non
     figures = Figures(**row)
     assert done.stdout == table([figures]) + "\n"
     assert "pantry: expert" in done.stderr and figures.random_tasks == 5
+
+
+@pytest.mark.parametrize(("name", "differ"), [("Replayed", 0), ("Random", 6), ("Sound", 0)])
+def test_prefixes_that_differ_are_told(name: str, differ: int) -> None:
+    found = list(verify(EnvSpec(name, f"broken_envs:{name}"), "train", 6, seed=0))
+    assert len(found) == 6 and sum(bool(problem) for _, problem in found) == differ
+    assert all(trace.steps for trace, _ in found)
