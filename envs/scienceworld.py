@@ -118,8 +118,8 @@ class ScienceWorld(Env):
     def expert(self, task: Task) -> list[str] | None:
         """The simulator's gold path, cut where it succeeds; None where it does not within ``max_turns``.
 
-        The path is executed to know. Making it takes seconds for most tasks and about 20 s for genetics; for
-        ``inclined-plane-friction-unnamed-surfaces`` and both genetics tasks it is longer than the move limit.
+        The path is executed to know. Making it takes seconds for most tasks and about 20 s for genetics; for both
+        genetics tasks, and some variations of ``inclined-plane-friction-unnamed-surfaces``, it exceeds the move limit.
         """
         self._load(task, gold=True)
         gold = self._list("getGoldActionSequence")
