@@ -65,7 +65,7 @@ ENVIRONMENTS: dict[str, Section] = {
         "sft": {"trajectories": 50},
     },
     "sokoban": {"sft": {"trajectories": 30}},
-    "ezpoints": {"sft": {"trajectories": 30}},
+    "ezpoints": {"sft": {"trajectories": 60}},
 }
 OWN: dict[tuple[str, str], Section] = {
     ("searchqa", "t2po"): {"thinking": {"tail": "\n"}, "algo": {"anchor_similarity": 0.9}},
@@ -109,11 +109,12 @@ def test_a_short_run(name: str, method: str, tmp_path_factory: pytest.TempPathFa
     if method == "spark":
         assert counted.leaves_max <= 4 and run.summary["turns_cut"] == 0
     else:
-        assert counted.children == 0 and run.summary["turns_cut"] > 0
+        assert counted.children == 0
         _thinking_was_measured(run.folder)
 
 
 def _thinking_was_measured(folder: Path) -> None:
+    """In every version; whether some was cut depends on what so short a cold start has taught."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     shares = [line["thinking/cut_stable_share"] for line in lines if "thinking/cut_stable_share" in line]
-    assert shares and all(0 <= share <= 1 for share in shares)
+    assert len(shares) == 3 and all(0 <= share <= 1 for share in shares)
