@@ -139,7 +139,7 @@ class GymnasiumText(Env):
         self._env.close()
 
     def _action_names(self) -> tuple[str, ...] | None:
-        """None where any text is an action. Raises ValueError: neither text nor discrete, or a wrong number of names."""
+        """None where any text is an action. Raises ValueError: neither text nor discrete, or not as many names."""
         space, name = self._env.action_space, type(self).__name__
         if isinstance(space, spaces.Text):
             return None
