@@ -8,12 +8,12 @@ from asyncrl.types import Observation, Step, Task
 
 CAUSES = {"rattles": "gear", "smokes": "fuse", "leaks": "seal", "hums": "pump", "stalls": "filter", "sparks": "cable"}
 PARTS = sorted(CAUSES.values())
-ACTIONS = tuple(f"{verb} {part}" for verb in ("check", "replace") for part in PARTS)
+ACTIONS = (*(f"inspect {part}" for part in PARTS), "replace part")
 SPLITS = {"train": range(2000), "test": range(2000, 2200)}
 
 
 class Repair(Env):
-    role = "You repair machines: find the worn part and replace it. You have one spare part."
+    role = "You repair machines: find the worn part, then replace it. Replacing before it is found wastes the spare."
     max_turns = 4
     can_snapshot = True
 
@@ -34,11 +34,11 @@ class Repair(Env):
         return self.restore((worn, order, 0, f"The machine {symptom}."))
 
     def step(self, action: str) -> Step:
-        result, replaced = "Nothing happens.", action in ACTIONS and action.startswith("replace")
-        if action in ACTIONS:
+        result, replaced = "Nothing happens.", action == "replace part"
+        if action in ACTIONS[:-1]:
             result = f"The {action.split()[1]} is {'worn' if action.endswith(self.worn) else 'fine'}."
+        success, truncated = replaced and self.worn in self.text, not replaced and self.turns + 1 == self.max_turns
         seen = self.restore((self.worn, self.order, self.turns + 1, f"{self.text} {result}"))
-        success, truncated = action == f"replace {self.worn}", not replaced and self.turns == self.max_turns
         return Step(seen, float(success), replaced, truncated, {"success": success} if replaced or truncated else {})
 
     def snapshot(self) -> tuple[str, list[str], int, str]:
@@ -50,10 +50,10 @@ class Repair(Env):
 
     def expert_action(self) -> str:
         unknown = [part for part in self.order if part not in self.text]
-        return f"replace {self.worn}" if self.worn in self.text else f"check {unknown[0]}"
+        return "replace part" if self.worn in self.text else f"inspect {unknown[0]}"
 
     def expert(self, task: Task) -> list[str] | None:
         self.reset(task)
         looks = self.order[: self.order.index(self.worn) + 1]
-        actions = [*(f"check {part}" for part in looks), f"replace {self.worn}"]
+        actions = [*(f"inspect {part}" for part in looks), "replace part"]
         return actions if len(actions) <= self.max_turns else None

@@ -42,9 +42,8 @@ def test_who_knows_the_causes_does_much_better_than_the_expert() -> None:
 def test_the_spare_part_is_there_once() -> None:
     env = Repair()
     env.reset(Task("repair", "0"))
-    wrong = next(part for part in PARTS if part != env.worn)
-    assert env.step(f"replace {wrong}")[1:] == (0.0, True, False, {"success": False})
+    assert env.step("replace part")[1:] == (0.0, True, False, {"success": False})
     env.reset(Task("repair", "0"))
     assert env.step("kick it").observation.text.endswith("Nothing happens.")
-    assert env.step(f"check {env.worn}").observation.text.endswith("is worn.")
-    assert env.step(f"replace {env.worn}")[1:] == (1.0, True, False, {"success": True})
+    assert env.step(f"inspect {env.worn}").observation.text.endswith("is worn.")
+    assert env.step("replace part")[1:] == (1.0, True, False, {"success": True})
