@@ -53,7 +53,7 @@ class LearnerGroup:
         """
         env = {}
         if not learner.gpus:
-            env["DS_ACCELERATOR"] = "cpu"
+            env |= {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE"}  # spinning threads take others' cores
         if learner.threads:
             env["OMP_NUM_THREADS"] = str(learner.threads)
         actor: Any = ray.remote(LearnerRank)
