@@ -51,7 +51,7 @@ class LearnerGroup:
             algo: the loss of ``update``; None for supervised training only, without a reference model.
             temperature: the one the responses are sampled at.
         """
-        env = {}
+        env: dict[str, str] = {}
         if not learner.gpus:
             env |= {"DS_ACCELERATOR": "cpu", "OMP_WAIT_POLICY": "PASSIVE"}  # spinning threads take others' cores
         if learner.threads:

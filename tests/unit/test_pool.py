@@ -487,7 +487,7 @@ class Audience:
         assert await self.pool.acquire(0.001) is None, "a slot doubled"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), workers=st.integers(1, 3), slots=st.integers(1, 3))
 def test_no_slot_is_ever_leased_or_called_twice_at_a_time_and_none_leaks(seed: int, workers: int, slots: int) -> None:
     Worker.overlaps = 0
