@@ -131,7 +131,7 @@ def untied_fleet(ray_cluster: None, untied_model: Path) -> Iterator[tuple[Fleet,
     before = set(engine_processes())
     fleet = Fleet.create(config, str(untied_model), "float32", seed=0)
     asyncio.run(fleet.start())
-    (engine,) = set(engine_processes()) - before
+    (engine,) = new_engines(before, 1)
     yield fleet, [engine, psutil.Process(engine).ppid()]
     asyncio.run(fleet.shutdown())
 
@@ -483,7 +483,7 @@ def test_a_fleet_goes_on_without_the_dead_and_leaves_no_process(
         before = set(engine_processes())
         fleet = Fleet.create(config, str(tiny_model), "float32", seed=0)
         await fleet.start()
-        first, second = engines = sorted(set(engine_processes()) - before)
+        first, second = engines = new_engines(before, 2)
         actors = {engine: psutil.Process(engine).ppid() for engine in engines}
         requests = [
             asyncio.create_task(fleet.generate(PROMPT, Sampling(0.2, 400), key=f"{near}.0.0", near=str(near)))
@@ -516,12 +516,21 @@ def test_a_fleet_that_is_shut_down_leaves_no_process(untied_fleet: tuple[Fleet, 
     assert gone_within(processes, seconds=10)
 
 
+def new_engines(before: set[int], count: int) -> list[int]:
+    """Those that are not in ``before``; a look into a process's memory, where its title lies, can come back empty."""
+    end = time.monotonic() + 10
+    while len(found := sorted(set(engine_processes()) - before)) < count and time.monotonic() < end:
+        time.sleep(0.1)
+    assert len(found) == count, [(p.pid, p.name(), p.ppid()) for p in psutil.Process().children(recursive=True)]
+    return found
+
+
 def engine_processes() -> list[int]:
-    """Engine processes below this test's own Ray cluster."""
+    """Engine processes below this test's own Ray cluster. The kernel keeps 15 characters of a process's name."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
-            if "EngineCore" in "".join(process.cmdline()[:1]) or "EngineCore" in process.name():
+            if process.name().startswith("VLLM::EngineCor"):
                 found.append(process.pid)
         except psutil.Error:
             continue
