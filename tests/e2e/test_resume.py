@@ -58,7 +58,7 @@ def trained(run: Path) -> int:
 
 
 def in_cold_start(run: Path) -> bool:
-    return any("sft/loss" in line for line in lines(run))
+    return (run / "model" / "config.json").exists() and not (run / "checkpoints" / "coldstart.json").exists()
 
 
 def before_the_first_batch(run: Path) -> bool:
