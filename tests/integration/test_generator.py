@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import multiprocessing
 import os
 import signal
 import threading
@@ -128,11 +129,9 @@ def untied_fleet(ray_cluster: None, untied_model: Path) -> Iterator[tuple[Fleet,
     It recomputes keys and values after a publish.
     """
     config = EngineConfig(max_num_seqs=16, max_model_len=512, kv_cache_gib=0.05, kv="recompute")
-    before = set(engine_processes())
     fleet = Fleet.create(config, str(untied_model), "float32", seed=0)
     asyncio.run(fleet.start())
-    (engine,) = new_engines(before, 1)
-    yield fleet, [engine, psutil.Process(engine).ppid()]
+    yield fleet, list(actor_and_engine(fleet.handles[0]))
     asyncio.run(fleet.shutdown())
 
 
@@ -480,17 +479,15 @@ def test_a_fleet_goes_on_without_the_dead_and_leaves_no_process(
 
     async def main() -> None:
         config = EngineConfig(generators=2, max_num_seqs=4, max_model_len=512, kv_cache_gib=0.05)
-        before = set(engine_processes())
         fleet = Fleet.create(config, str(tiny_model), "float32", seed=0)
         await fleet.start()
-        first, second = engines = new_engines(before, 2)
-        actors = {engine: psutil.Process(engine).ppid() for engine in engines}
+        (first_actor, first_engine), (second_actor, second_engine) = map(actor_and_engine, fleet.handles)
         requests = [
             asyncio.create_task(fleet.generate(PROMPT, Sampling(0.2, 400), key=f"{near}.0.0", near=str(near)))
             for near in range(2)
         ]
         await asyncio.sleep(0.1)
-        os.kill(actors[first], signal.SIGKILL)
+        os.kill(first_actor, signal.SIGKILL)
         answers = await asyncio.gather(*requests)
         assert all(answer.token_ids for answer in answers)
         assert "died: The actor" in caplog.text
@@ -498,12 +495,12 @@ def test_a_fleet_goes_on_without_the_dead_and_leaves_no_process(
         late = [fleet.generate(PROMPT, Sampling(0.2, 400), key=f"0.0.{n}", near="0") for n in range(1, 13)]
         waiting = asyncio.gather(*late)
         await asyncio.sleep(0.1)
-        os.kill(second, signal.SIGKILL)
+        os.kill(second_engine, signal.SIGKILL)
         with pytest.raises(GenerationFailed, match=r"all 2 generators are dead; .* died: its engine process ended"):
             await waiting
         assert (await fleet.stats())["requests"] >= 2  # the second's actor outlives its engine
         await fleet.shutdown()
-        assert gone_within([*engines, *actors.values()], seconds=10)
+        assert gone_within([first_actor, first_engine, second_actor, second_engine], seconds=10)
 
     asyncio.run(main())
 
@@ -516,22 +513,8 @@ def test_a_fleet_that_is_shut_down_leaves_no_process(untied_fleet: tuple[Fleet, 
     assert gone_within(processes, seconds=10)
 
 
-def new_engines(before: set[int], count: int) -> list[int]:
-    """Those that are not in ``before``; a look into a process's memory, where its title lies, can come back empty."""
-    end = time.monotonic() + 10
-    while len(found := sorted(set(engine_processes()) - before)) < count and time.monotonic() < end:
-        time.sleep(0.1)
-    assert len(found) == count, [(p.pid, p.name(), p.ppid()) for p in psutil.Process().children(recursive=True)]
-    return found
-
-
-def engine_processes() -> list[int]:
-    """Engine processes below this test's own Ray cluster. The kernel keeps 15 characters of a process's name."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if process.name().startswith("VLLM::EngineCor"):
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found
+def actor_and_engine(handle: Any) -> tuple[int, int]:
+    """Their process ids, by the actor's own account; the title that an engine gives itself does not always come."""
+    pids = handle.__ray_call__.remote(lambda _: (os.getpid(), *(c.pid for c in multiprocessing.active_children())))
+    actor, engine = ray.get(pids, timeout=TIMEOUT_S)
+    return actor, engine
