@@ -4,7 +4,7 @@ export PYTHON EXTRA
 # Set-up leaves byte-compiling to the first import; without caches every process would compile PyTorch anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quickstart test lint unit simulation integration e2e simulate resume-test smoke clean
+.PHONY: help setup setup-games quickstart test lint unit simulation integration e2e simulate resume-test smoke clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -12,10 +12,13 @@ help: ## Show these targets
 setup: ## Make .venv from the lock file (EXTRA=gpu for a GPU machine, PYTHON=... to name the interpreter)
 	@scripts/setup.sh $(EXTRA)
 
+setup-games: setup ## Add TextWorld and ALFWorld's original engine, which are compiled: minutes
+	@scripts/setup_games.sh
+
 quickstart: setup ## Train a small agent on this machine's CPU, from nothing to runs/quickstart/summary.json
 	@.venv/bin/asyncrl quickstart
 
-test: setup ## All checks: lint, unit, simulation, integration, e2e
+test: setup-games ## All checks: lint, unit, simulation, integration, e2e
 	@scripts/test.sh lint unit simulation integration e2e
 
 lint: setup ## ruff, mypy and the floors
@@ -39,7 +42,7 @@ simulate: setup ## 100,000 random schedules of the asynchronous loop, with death
 resume-test: setup ## Kill a run at ten moments, resume it each time, and check that nothing was lost or trained twice
 	@HF_HUB_OFFLINE=1 DS_ACCELERATOR=cpu .venv/bin/pytest -m slow tests/e2e/test_resume.py
 
-smoke: setup ## Short runs: Search QA's sample, every environment whose data is here by both methods; tens of minutes
+smoke: setup-games ## Short runs: Search QA's sample, every environment whose data is here by both methods; tens of minutes
 	@HF_HUB_OFFLINE=1 DS_ACCELERATOR=cpu .venv/bin/pytest -m slow tests/e2e/test_searchqa.py tests/e2e/test_environments.py
 
 clean: ## Remove the environment and caches; runs/ stays

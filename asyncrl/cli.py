@@ -20,9 +20,10 @@ from rich.logging import RichHandler
 from rich.markup import escape
 
 from asyncrl.config.load import ConfigError, dump, load, validate
-from asyncrl.env import REGISTRY, find_env
+from asyncrl.env import REGISTRY
 from asyncrl.ops.preflight import preflight
 from asyncrl.track.rundir import RunDir
+from envs.names import read_name
 
 app = typer.Typer(
     name="asyncrl",
@@ -51,7 +52,7 @@ Overrides = Annotated[
     list[str],
     typer.Argument(metavar="[KEY=VALUE]...", help="e.g. tree.leaves=16", default_factory=list, show_default=False),
 ]
-EnvName = Annotated[str, typer.Argument(metavar="NAME", help="A registered name, or module:Class")]
+EnvName = Annotated[str, typer.Argument(metavar="NAME[,KEY=VALUE]...", help="A registered name, or module:Class")]
 
 
 @app.callback()
@@ -252,7 +253,7 @@ def env_check(
     from envs.check import check
 
     with _bad_input():
-        report = check(find_env(name), split, tasks, seed)
+        report = check(read_name(name), split, tasks, seed)
     for line in report.lines():
         typer.echo(line)
     if not report.passed:
@@ -267,12 +268,12 @@ def env_play(
 ) -> None:
     """Play an environment by hand, seeing what an agent sees.
 
-    [dim]asyncrl env play pantry --task 17[/dim]
+    [dim]asyncrl env play sokoban,boxes=2 --seed 17[/dim]
     """
     from envs.play import play
 
     with _bad_input():
-        play(find_env(name), task, seed=seed)
+        play(read_name(name), task, seed=seed)
 
 
 @data_app.command("list")

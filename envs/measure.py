@@ -25,8 +25,9 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.env import Env, EnvSpec, Trace, find_env, replay
+from asyncrl.env import Env, EnvSpec, Trace, replay
 from asyncrl.types import Observation, Task
+from envs.names import read_name
 
 DEPTHS = (10, 30)
 """Turns after which a branch is timed."""
@@ -220,26 +221,6 @@ def _succeeds(env: Env, task: Task, actions: Sequence[str]) -> bool:
         if step.done:
             return bool(step.info["success"])
     return False
-
-
-def read_name(text: str) -> EnvSpec:
-    """``NAME[,KEY=VALUE]...``; a value is JSON where it reads as such.
-
-    Raises ValueError: no such environment, or an option without a value.
-    """
-    name, *options = text.split(",")
-    pairs = [option.partition("=") for option in options]
-    for key, equals, _ in pairs:
-        if not equals:
-            raise ValueError(f"{text!r}: option {key!r} has no value; write NAME,KEY=VALUE")
-    return find_env(name, {key: _value(value) for key, _, value in pairs})
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def _title(spec: EnvSpec) -> str:

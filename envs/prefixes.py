@@ -13,7 +13,7 @@ from contextlib import closing
 
 from asyncrl.env import Env, EnvSpec, ReplayMismatch, Trace, replay
 from asyncrl.types import Task
-from envs.measure import read_name
+from envs.names import read_name
 
 LISTED_EVERY = 10
 

@@ -9,6 +9,11 @@ For GPU machines, from pip's own resolution, which needs no GPU and downloads ne
     pip install --dry-run --ignore-installed --report report.json \
         '.[gpu,scienceworld,webshop,searchqa,dev]' setuptools==78.1.1
     .venv/bin/python scripts/lock.py report.json > requirements-gpu.lock
+
+For the games that are compiled, what they need beside the first:
+
+    .venv/bin/pip install --dry-run --report report.json -c requirements-cpu.lock '.[alfworld,textworld]'
+    .venv/bin/python scripts/lock.py report.json > requirements-games.lock
 """
 
 from __future__ import annotations
@@ -78,7 +83,7 @@ def main() -> None:
     if len(sys.argv) > 2:
         sys.exit(__doc__)
     pinned = resolved(sys.argv[1]) if len(sys.argv) == 2 else installed()
-    print("# Made by scripts/lock.py, installed by scripts/setup.sh. Do not edit.")
+    print("# Made by scripts/lock.py, installed by scripts/setup*.sh. Do not edit.")
     for name, version in sorted(pinned.items()):
         print(f"{name}=={version}")
 

@@ -17,6 +17,7 @@ from asyncrl.types import Task
 from envs.check import check
 from envs.gym import register
 from envs.scienceworld import LISTING_SEED, ScienceWorld
+from envs.scienceworld_gold import play
 from envs.scienceworld_host import SimulatorLost, java_home, simulator_jar
 from envs.scienceworld_jvm import Jvm
 from envs.scienceworld_splits import VARIATIONS
@@ -97,6 +98,13 @@ def test_a_gold_path_longer_than_the_limit_is_no_expert() -> None:
         assert short.expert(_task("lifespan-longest-lived/0")) is not None
     finally:
         short.close()
+
+
+def test_gold_paths_are_played_whole_however_many_turns_they_take() -> None:
+    """The second is too long for the simulator's moves."""
+    short, long = play(["find-animal/0", "mendelian-genetics-known-plant/0"])
+    assert short.fits and short.score == 100 and short.moves <= short.actions < 30
+    assert not long.fits and long.score < 100 and long.actions > long.moves > 100
 
 
 def test_a_branch_is_exact_in_another_jvm(env: ScienceWorld, other: ScienceWorld) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.env import EnvSpec
-from envs.measure import Figures, measure, measure_apart, read_name, resident_mb, table
+from envs.measure import Figures, measure, measure_apart, resident_mb, table
+from envs.names import read_name
 from envs.prefixes import verify
 
 
@@ -70,6 +71,8 @@ def test_names_carry_options() -> None:
         assert env.max_turns == 6 and env.image_shape is not None
     with pytest.raises(ValueError, match="option 'mode' has no value"):
         read_name("ezpoints,mode")
+    with pytest.raises(ValueError, match="'turns'; ezpoints takes mode, max_turns"):
+        read_name("ezpoints,turns=6")
 
 
 def test_the_command_prints_a_table_and_keeps_its_figures(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from asyncrl.env import find_env
 from asyncrl.types import Task
 from envs.scienceworld import ScienceWorld
+from envs.scienceworld_gold import Played, draw, table
 from envs.scienceworld_host import JavaNotFound, java_home, jvm_flags
 from envs.scienceworld_splits import VARIATIONS, parse_id
 
@@ -137,3 +138,24 @@ def test_the_users_jvm_options_are_respected() -> None:
     assert jvm_flags({"JAVA_TOOL_OPTIONS": "-Dx=1 -Xmx1g"}) == ["-XX:+UseSerialGC", *fixed]
     assert jvm_flags({"JDK_JAVA_OPTIONS": "-XX:+UseG1GC"}) == ["-Xmx256m", *fixed]
     assert jvm_flags({"JAVA_TOOL_OPTIONS": "-Xmx2g -XX:+UseParallelGC"}) == fixed
+
+
+def test_gold_paths_are_drawn_evenly_over_the_types_and_alike_each_time() -> None:
+    drawn = draw("train", 60, seed=3)
+    counts = Counter(one.split("/")[0] for one in drawn)
+    assert len(counts) == 29 and set(counts.values()) == {2, 3} and len(set(drawn)) == 60
+    assert set(drawn) <= set(ScienceWorld.tasks("train"))
+    assert draw("train", 60, seed=3) == drawn != draw("train", 60, seed=4)
+    assert sorted(draw("L2_test", 10_000, seed=0)) == sorted(ScienceWorld.tasks("L2_test"))
+
+
+def test_a_path_that_the_move_limit_cuts_short_does_not_count_as_failed() -> None:
+    played = [
+        Played("boil/0", 60, 100, 101),  # done with the very move that goes over
+        Played("boil/1", 40, 70, 40),  # over, and not there: it fits and fails
+        Played("melt/2", 140, 33, 101),
+    ]
+    assert [one.fits for one in played] == [True, True, False]
+    *_, boil, melt, together = table(played).splitlines()
+    assert boil == "| boil | 2 | 2 | 1 | 60 |" and melt == "| melt | 1 | 0 | 0 | 140 |"
+    assert together == "| all | 3 | 2 | 1 | 140 |"
