@@ -42,7 +42,7 @@ simulate: setup ## 100,000 random schedules of the asynchronous loop, with death
 resume-test: setup ## Kill a run at ten moments, resume it each time, and check that nothing was lost or trained twice
 	@HF_HUB_OFFLINE=1 DS_ACCELERATOR=cpu .venv/bin/pytest -m slow tests/e2e/test_resume.py
 
-smoke: setup-games ## Short runs: Search QA's sample, every environment whose data is here by both methods; tens of minutes
+smoke: setup ## Short runs: Search QA's sample, every environment whose data is here by both methods; tens of minutes
 	@HF_HUB_OFFLINE=1 DS_ACCELERATOR=cpu .venv/bin/pytest -m slow tests/e2e/test_searchqa.py tests/e2e/test_environments.py
 
 clean: ## Remove the environment and caches; runs/ stays

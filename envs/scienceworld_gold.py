@@ -10,13 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import chain, zip_longest
 from random import Random
 from typing import NamedTuple
 
 from asyncrl.types import Task
 from envs.scienceworld import MOVE_LIMIT, ScienceWorld
-from envs.scienceworld_splits import task_ids
+from envs.scienceworld_splits import go_round, parse_id, task_ids
 
 
 class Played(NamedTuple):
@@ -53,24 +52,24 @@ def play(ids: Sequence[str]) -> Iterator[Played]:
 
 def draw(split: str, count: int, seed: int) -> list[str]:
     """``count`` task ids of a split, in equal shares of its types as far as those have enough."""
-    types: dict[str, list[str]] = defaultdict(list)
-    for one in task_ids(split):
-        types[one.split("/")[0]].append(one)
+    types: dict[str, list[int]] = defaultdict(list)
+    for name, variation in map(parse_id, task_ids(split)):
+        types[name].append(variation)
     rng = Random(seed)
-    shuffled = [rng.sample(ids, len(ids)) for ids in types.values()]
-    return [one for one in chain.from_iterable(zip_longest(*shuffled)) if one is not None][:count]
+    return go_round((name, rng.sample(those, len(those))) for name, those in types.items())[:count]
 
 
 def table(played: Sequence[Played]) -> str:
     """A Markdown table, a row a type, and the sums."""
     types: dict[str, list[Played]] = defaultdict(list)
     for one in played:
-        types[one.id.split("/")[0]].append(one)
+        types[parse_id(one.id)[0]].append(one)
     lines = ["| type | paths | of these fit | of these reach 100 | longest |", "|---|---|---|---|---|"]
     for name, rows in [*sorted(types.items()), ("all", list(played))]:
         fit = [one for one in rows if one.fits]
         reached = sum(one.score == 100 for one in fit)
-        lines.append(f"| {name} | {len(rows)} | {len(fit)} | {reached} | {max(one.actions for one in rows)} |")
+        longest = max((one.actions for one in rows), default=0)
+        lines.append(f"| {name} | {len(rows)} | {len(fit)} | {reached} | {longest} |")
     return "\n".join(lines)
 
 
@@ -81,7 +80,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jvms", type=int, default=2, help="that play at once")
     given = parser.parse_args()
-    ids = draw(given.split, given.tasks, given.seed)
+    try:
+        ScienceWorld.preflight()
+        ids = draw(given.split, given.tasks, given.seed)
+    except ValueError as error:
+        parser.error(str(error))
     played: list[Played] = []
 
     def play_all(ids_of_one: Sequence[str]) -> None:

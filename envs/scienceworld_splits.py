@@ -7,7 +7,7 @@ Invariants: the lists are made by rule, need no Java, and are the same everywher
 Source: SPARK's levels L0 (same tasks, dev variations), L1 (same tasks, test variations), L2 (unseen tasks).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 VARIATIONS: dict[str, int] = {
     "boil": 30,
@@ -70,7 +70,7 @@ def task_ids(split: str) -> list[str]:
     except KeyError:
         known = ", ".join([*_SPLITS, *_ALIASES])
         raise ValueError(f"scienceworld has no split {split!r}; known: {known}") from None
-    return _round_robin((name, _part(VARIATIONS[name], part)) for name in names)
+    return go_round((name, _part(VARIATIONS[name], part)) for name in names)
 
 
 def parse_id(task_id: str) -> tuple[str, int]:
@@ -93,6 +93,7 @@ def _part(variations: int, part: str) -> range:
     return range(*bounds[part])
 
 
-def _round_robin(lists: Iterable[tuple[str, range]]) -> list[str]:
+def go_round(lists: Iterable[tuple[str, Sequence[int]]]) -> list[str]:
+    """Ids from (name, variations) pairs: the first of each, then the second of each that has one, and so on."""
     ranked = ((turn, name, variation) for name, part in lists for turn, variation in enumerate(part))
     return [f"{name}/{variation}" for _, name, variation in sorted(ranked, key=lambda item: item[0])]

@@ -10,10 +10,7 @@ extra=${1:-cpu}
 lock=requirements-$extra.lock
 torch_index=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 
-fail() {
-    printf 'setup: %s\n' "$@" >&2
-    exit 1
-}
+source scripts/pip.sh
 
 [[ -f $lock ]] || fail "there is no $lock; the extra is cpu or gpu, got '$extra'"
 
@@ -55,8 +52,6 @@ done
 echo "setup: $("$python" --version) ($python), $compiler, $lock"
 rm -f "$stamp"
 "$python" -m venv .venv
-# Byte-compiling all of it takes longer than installing it, and most of it is never imported: Python does it on first use.
-install() { .venv/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps --no-compile "$@"; }
 
 if [[ $extra == cpu ]]; then
     torch=$(grep '^torch==' "$lock")

@@ -514,7 +514,7 @@ def test_a_fleet_that_is_shut_down_leaves_no_process(untied_fleet: tuple[Fleet, 
 
 
 def actor_and_engine(handle: Any) -> tuple[int, int]:
-    """Their process ids, by the actor's own account; the title that an engine gives itself does not always come."""
+    """Their process ids, by the actor's own account: the process table has been seen without living engines' titles."""
     pids = handle.__ray_call__.remote(lambda _: (os.getpid(), *(c.pid for c in multiprocessing.active_children())))
     actor, engine = ray.get(pids, timeout=TIMEOUT_S)
     return actor, engine

@@ -14,7 +14,6 @@ import pytest
 
 from asyncrl.env import EnvSpec, ReplayMismatch, Trace, replay
 from asyncrl.types import Task
-from envs import scienceworld, scienceworld_gold
 from envs.check import check
 from envs.gym import register
 from envs.scienceworld import LISTING_SEED, ScienceWorld
@@ -104,8 +103,8 @@ def test_a_gold_path_longer_than_the_limit_is_no_expert() -> None:
 def test_gold_paths_are_played_whole_or_as_far_as_the_moves_go(monkeypatch: pytest.MonkeyPatch) -> None:
     (whole,) = play(["find-animal/0"])
     assert whole.fits and whole.score == 100 and 5 < whole.moves <= whole.actions < 30
-    for module in (scienceworld, scienceworld_gold):
-        monkeypatch.setattr(module, "MOVE_LIMIT", 5)
+    for module in ("scienceworld", "scienceworld_gold"):
+        monkeypatch.setattr(f"envs.{module}.MOVE_LIMIT", 5)
     (cut,) = play(["find-animal/0"])
     assert not cut.fits and cut.score < 100 and (cut.actions, cut.moves) == (whole.actions, 6)
 
