@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     """Answers by ``handler`` until the block ends; gives the address."""
     http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    # It looks for its end that often, in seconds; the default of 0.5 would be most of a test's time.
+    threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{http.server_port}"
     finally:
